@@ -1,0 +1,295 @@
+package store
+
+import (
+	"context"
+	"database/sql/driver"
+	"fmt"
+	"strings"
+
+	"modernc.org/sqlite"
+)
+
+// role says what a connection may do.
+type role int
+
+const (
+	roleWriter role = iota // the one writer: statements of callbacks, no transaction control
+	roleReader             // query_only
+	rolePlain              // migrations and backups
+)
+
+// maxStatements bounds the prepared statements kept per connection; beyond it
+// further texts are prepared for one use.
+const maxStatements = 512
+
+// connector opens wrapped connections without registering a driver globally.
+type connector struct {
+	driver.Connector
+	role   role
+	pragma []pragma
+}
+
+// Connect opens a connection, applies the settings and reads them back.
+func (c *connector) Connect(ctx context.Context) (driver.Conn, error) {
+	dc, err := c.Connector.Connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	k := &conn{sqliteConn: dc.(sqliteConn), role: c.role, stmts: map[string]*cachedStmt{}}
+	if err := k.configure(ctx, c.pragma); err != nil {
+		_ = dc.Close()
+		return nil, err
+	}
+	if c.role == roleWriter {
+		// A transaction that SQLite ends by itself must not let later
+		// statements run in autocommit: invariant 3 of the package doc.
+		dc.(sqlite.HookRegisterer).RegisterRollbackHook(func() { k.dead = k.inTx })
+		if err := dc.(sqlite.AuthorizerRegisterer).RegisterAuthorizer(k.authorize); err != nil {
+			_ = dc.Close()
+			return nil, err
+		}
+	}
+	return k, nil
+}
+
+// sqliteConn is what every modernc connection implements.
+type sqliteConn interface {
+	driver.Conn
+	driver.ConnBeginTx
+	driver.ConnPrepareContext
+	driver.ExecerContext
+	driver.QueryerContext
+	driver.Pinger
+	driver.SessionResetter
+	driver.Validator
+	sqlite.DBStatus
+}
+
+// conn wraps one SQLite connection: it keeps prepared statements by their
+// text, and on the writer it refuses transaction control from callbacks and
+// statements in a transaction that SQLite has already ended. database/sql
+// serialises all calls on it.
+type conn struct {
+	sqliteConn
+	role  role
+	stmts map[string]*cachedStmt
+	open  []*rows // rows not yet closed, writer only
+
+	inTx     bool // the writer has begun a transaction
+	dead     bool // and SQLite has rolled it back by itself
+	internal bool // the writer itself is at work: authorize lets it pass
+}
+
+// Unwrap returns the driver's own connection.
+func (k *conn) Unwrap() driver.Conn { return k.sqliteConn }
+
+// authorize refuses BEGIN, COMMIT and ROLLBACK in any spelling, and the
+// writer's own savepoint, to callbacks.
+func (k *conn) authorize(action sqlite.AuthorizerActionCode, arg1, arg2, _, _ string) sqlite.AuthorizerReturnCode {
+	if k.internal {
+		return sqlite.AuthorizerOK
+	}
+	switch action {
+	case sqlite.AuthTransaction, sqlite.AuthAttach, sqlite.AuthDetach:
+		return sqlite.AuthorizerDeny
+	case sqlite.AuthSavepoint:
+		if strings.EqualFold(arg2, savepointName) {
+			return sqlite.AuthorizerDeny
+		}
+	case sqlite.AuthPragma:
+		// Reading a setting is fine, changing one would outlive the callback.
+		if arg2 != "" && !strings.HasPrefix(strings.ToLower(arg1), "table_") && !strings.HasPrefix(strings.ToLower(arg1), "index_") {
+			return sqlite.AuthorizerDeny
+		}
+	}
+	return sqlite.AuthorizerOK
+}
+
+// control runs one of the writer's own statements.
+func (k *conn) control(query string) error {
+	k.internal = true
+	defer func() { k.internal = false }()
+	_, err := k.exec(context.Background(), query, nil)
+	return err
+}
+
+func (k *conn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
+	if k.dead {
+		return nil, ErrTxAborted
+	}
+	return k.exec(ctx, query, args)
+}
+
+func (k *conn) exec(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
+	s, err := k.statement(ctx, query)
+	if err != nil {
+		return nil, err
+	}
+	defer s.release()
+	return s.stmt.(driver.StmtExecContext).ExecContext(ctx, args)
+}
+
+func (k *conn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
+	if k.dead {
+		return nil, ErrTxAborted
+	}
+	s, err := k.statement(ctx, query)
+	if err != nil {
+		return nil, err
+	}
+	r, err := s.stmt.(driver.StmtQueryContext).QueryContext(ctx, args)
+	if err != nil {
+		s.release()
+		return nil, err
+	}
+	w := &rows{sqliteRows: r.(sqliteRows), stmt: s, conn: k}
+	if k.role == roleWriter {
+		k.open = append(k.open, w)
+	}
+	return w, nil
+}
+
+// statement returns a prepared statement for query, from the cache unless it
+// is in use.
+func (k *conn) statement(ctx context.Context, query string) (*cachedStmt, error) {
+	if s := k.stmts[query]; s != nil && !s.busy {
+		s.busy = true
+		return s, nil
+	}
+	ds, err := k.sqliteConn.PrepareContext(ctx, query)
+	if err != nil {
+		return nil, err
+	}
+	s := &cachedStmt{stmt: ds, busy: true}
+	if _, taken := k.stmts[query]; !taken && len(k.stmts) < maxStatements && !k.internal {
+		s.kept = true
+		k.stmts[query] = s
+	}
+	return s, nil
+}
+
+// closeOpenRows ends the reads a callback left open, so that none outlives it.
+func (k *conn) closeOpenRows() {
+	for _, r := range k.open {
+		r.revoke()
+	}
+	clear(k.open)
+	k.open = k.open[:0]
+}
+
+// deferredForeignKeys reports whether a deferred foreign key is violated now.
+func (k *conn) deferredForeignKeys() (bool, error) {
+	n, _, err := k.Status(sqlite.DBStatusDeferredFKs, false)
+	return n != 0, err
+}
+
+func (k *conn) Close() error {
+	for _, s := range k.stmts {
+		_ = s.stmt.Close()
+	}
+	clear(k.stmts)
+	return k.sqliteConn.Close()
+}
+
+// cachedStmt is a prepared statement and whether somebody is using it.
+type cachedStmt struct {
+	stmt driver.Stmt
+	busy bool
+	kept bool // in the connection's cache; otherwise closed after its one use
+}
+
+func (s *cachedStmt) release() {
+	s.busy = false
+	if !s.kept {
+		_ = s.stmt.Close()
+	}
+}
+
+// sqliteRows is what every modernc result set implements.
+type sqliteRows interface {
+	driver.Rows
+	driver.RowsColumnTypeDatabaseTypeName
+	driver.RowsColumnTypeLength
+	driver.RowsColumnTypeNullable
+	driver.RowsColumnTypePrecisionScale
+	driver.RowsColumnTypeScanType
+}
+
+// rows gives its statement back when closed.
+type rows struct {
+	sqliteRows
+	stmt    *cachedStmt
+	conn    *conn
+	closed  bool
+	revoked bool
+}
+
+func (r *rows) Next(dest []driver.Value) error {
+	if r.revoked {
+		return ErrTxDone
+	}
+	return r.sqliteRows.Next(dest)
+}
+
+func (r *rows) Close() error {
+	if r.closed {
+		return nil
+	}
+	r.closed = true
+	err := r.sqliteRows.Close()
+	r.stmt.release()
+	for i, o := range r.conn.open {
+		if o == r {
+			last := len(r.conn.open) - 1
+			r.conn.open[i] = r.conn.open[last]
+			r.conn.open = r.conn.open[:last]
+			break
+		}
+	}
+	return err
+}
+
+func (r *rows) revoke() {
+	r.revoked = true
+	if !r.closed {
+		r.closed = true
+		_ = r.sqliteRows.Close()
+		r.stmt.release()
+	}
+}
+
+// pragma is a setting and the value it must read back as.
+type pragma struct{ name, value, want string }
+
+// configure applies the settings in order and verifies each: SQLite ignores
+// unknown names and impossible values silently.
+func (k *conn) configure(ctx context.Context, settings []pragma) error {
+	for _, p := range settings {
+		if p.value != "" {
+			if _, err := k.sqliteConn.ExecContext(ctx, fmt.Sprintf("PRAGMA %s = %s", p.name, p.value), nil); err != nil {
+				return fmt.Errorf("set %s: %w", p.name, err)
+			}
+		}
+		got, err := k.readPragma(ctx, p.name)
+		if err != nil {
+			return fmt.Errorf("read back %s: %w", p.name, err)
+		}
+		if got != p.want {
+			return fmt.Errorf("%w: %s is %q, want %q", ErrPragma, p.name, got, p.want)
+		}
+	}
+	return nil
+}
+
+func (k *conn) readPragma(ctx context.Context, name string) (string, error) {
+	r, err := k.sqliteConn.QueryContext(ctx, "PRAGMA "+name, nil)
+	if err != nil {
+		return "", err
+	}
+	defer r.Close()
+	dest := make([]driver.Value, len(r.Columns()))
+	if err := r.Next(dest); err != nil {
+		return "", err
+	}
+	return fmt.Sprint(dest[0]), nil
+}

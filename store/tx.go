@@ -1,0 +1,82 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"sync"
+	"time"
+)
+
+// Tx is the transaction an Update callback works in. It is valid only inside
+// that callback and has no Commit: returning nil commits, an error, panic or
+// Goexit undoes what this callback did and nothing else. Its statements are
+// not cancelled by their context, because SQLite would roll back the work of
+// everybody in the group.
+type Tx struct {
+	mu     sync.Mutex // held during each statement, so that revoke is final
+	conn   *sql.Conn
+	now    time.Time
+	rows   []*sql.Rows
+	done   bool
+	signal bool
+}
+
+// revokedCtx makes QueryRowContext of a finished Tx return a Row that holds
+// ErrTxDone: a *sql.Row cannot be made otherwise.
+var revokedCtx = func() context.Context {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	cancel(ErrTxDone)
+	return ctx
+}()
+
+// ExecContext runs a statement that returns no rows.
+func (tx *Tx) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
+	tx.mu.Lock()
+	defer tx.mu.Unlock()
+	if tx.done {
+		return nil, ErrTxDone
+	}
+	return tx.conn.ExecContext(context.WithoutCancel(ctx), query, args...)
+}
+
+// QueryContext runs a query. Its rows are closed when the callback returns.
+func (tx *Tx) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
+	tx.mu.Lock()
+	defer tx.mu.Unlock()
+	if tx.done {
+		return nil, ErrTxDone
+	}
+	r, err := tx.conn.QueryContext(context.WithoutCancel(ctx), query, args...)
+	if err == nil {
+		tx.rows = append(tx.rows, r)
+	}
+	return r, err
+}
+
+// QueryRowContext runs a query that returns at most one row.
+func (tx *Tx) QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row {
+	tx.mu.Lock()
+	defer tx.mu.Unlock()
+	if tx.done {
+		return tx.conn.QueryRowContext(revokedCtx, query, args...)
+	}
+	return tx.conn.QueryRowContext(context.WithoutCancel(ctx), query, args...)
+}
+
+// Now is the store's time, the same for the whole callback.
+func (tx *Tx) Now() time.Time { return tx.now }
+
+// Signal makes the commit of this transaction wake the followers of the store
+// (see DB.Subscribe). Appending an event does it.
+func (tx *Tx) Signal() { tx.signal = true }
+
+// revoke ends the Tx. After it returns no statement of it runs any more.
+func (tx *Tx) revoke() {
+	tx.mu.Lock()
+	defer tx.mu.Unlock()
+	tx.done = true
+	for _, r := range tx.rows {
+		_ = r.Close()
+	}
+	tx.rows = nil
+}

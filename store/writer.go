@@ -1,0 +1,496 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"reflect"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// The group-commit writer.
+//
+// Concurrent Update calls share one SQLite transaction and so one fsync. There
+// is no writer goroutine: a baton goes from caller to caller, and the holder
+// runs its own callback, on its own goroutine, inside a savepoint. A holder
+// that finds nobody waiting, or the group full, commits for all and tells each
+// caller the outcome.
+//
+//	Update ─► queue ─► holds the baton: BEGIN if none is open, run fn
+//	                     ├─ fn failed: undo its savepoint, pass the baton on
+//	                     ├─ transaction dead: earlier members of the group go
+//	                     │     back to the head of the queue and run again
+//	                     └─ fn succeeded: joins the group, then
+//	                          ├─ somebody waits: pass the baton on
+//	                          └─ else: COMMIT, wake the whole group
+
+const (
+	savepointName = "outlog_update"
+
+	maxGroup     = 256                   // callers per transaction
+	maxGroupTime = 10 * time.Millisecond // and how long a group goes on taking more
+	slowHold     = 50 * time.Millisecond // a callback longer than this is named in a warning
+	nestedAfter  = 10 * time.Millisecond // waiting longer than this, a caller looks whether it waits for itself
+
+	// A saturated writer hardly ever leaves the file unlocked, and SQLite's
+	// own waiters poll at up to 100 ms: after saturatedFor without an idle
+	// moment the writer pauses, longer if other processes were seen writing.
+	saturatedFor = 100 * time.Millisecond
+	gapAlone     = 1 * time.Millisecond
+	gapOutsiders = 10 * time.Millisecond
+	outsiderSeen = time.Minute
+)
+
+type writer struct {
+	db   *DB
+	conn *sql.Conn
+
+	mu      sync.Mutex
+	queue   []*call // waiting for the baton, in order
+	held    bool    // somebody has the baton
+	closed  bool
+	drained chan struct{} // closed when closed and the baton is free
+
+	// The rest belongs to the holder of the baton.
+	open    bool      // a transaction is open
+	group   []*call   // callers whose callbacks succeeded in it
+	began   time.Time // when it was begun
+	lastGap time.Time // when the queue was last empty, or others were let in
+	signal  bool      // somebody in the group appended
+
+	holder       atomic.Pointer[hold]
+	lastOutsider atomic.Int64 // unix nanoseconds of the last foreign commit
+	commits      atomic.Int64 // commits of this writer
+}
+
+// hold is who has the baton since when, for the warning and for status.
+type hold struct {
+	fn    func(*Tx) error
+	since time.Time
+}
+
+// call is one Update.
+type call struct {
+	fn   func(*Tx) error
+	wake chan outcome // capacity 1: at most one is under way
+}
+
+// outcome is what a waiting caller is told: take the baton and run (again), or
+// how the commit ended.
+type outcome struct {
+	run bool
+	err error
+}
+
+// Update runs fn in a write transaction and commits it, together with those of
+// other callers that run at the same time. When it returns nil, what fn did is
+// durable as Options.Synchronous says, and visible to readers.
+//
+// An error, a panic or runtime.Goexit in fn undoes what fn did and only that.
+// fn may be called again if another callback of the group broke the shared
+// transaction: it must assign its results, not accumulate them. fn runs on the
+// caller's goroutine, must not call Update, and should not wait for anything:
+// all other writers wait for it. ctx bounds the wait for the turn; once fn has
+// started it is not cancelled.
+//
+// Errors: fn's own, ErrNested, ErrForeignKey, ErrTxAborted, ErrClosed, ctx's,
+// or SQLite's from BEGIN or COMMIT (then nothing of fn is stored).
+func (db *DB) Update(ctx context.Context, fn func(*Tx) error) error {
+	w := db.writer
+	c := &call{fn: fn, wake: make(chan outcome, 1)}
+	if err := w.acquire(ctx, c); err != nil {
+		return err
+	}
+	for {
+		if err, joined := w.turn(ctx, c); !joined {
+			return err
+		}
+		if o := <-c.wake; !o.run {
+			return o.err
+		}
+	}
+}
+
+// acquire returns when c has the baton.
+func (w *writer) acquire(ctx context.Context, c *call) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	w.mu.Lock()
+	switch {
+	case w.closed:
+		w.mu.Unlock()
+		return ErrClosed
+	case !w.held:
+		w.held = true
+		w.mu.Unlock()
+		w.lastGap = time.Now()
+		return nil
+	}
+	w.queue = append(w.queue, c)
+	w.mu.Unlock()
+
+	nested := time.NewTimer(nestedAfter)
+	defer nested.Stop()
+	for {
+		select {
+		case o := <-c.wake:
+			return o.err
+		case <-ctx.Done():
+			if w.leave(c) {
+				return ctx.Err()
+			}
+			return (<-c.wake).err // the baton is on its way already
+		case <-nested.C:
+			if insideUpdate() && w.leave(c) {
+				return ErrNested
+			}
+		}
+	}
+}
+
+// leave takes c out of the queue; false means that it was given the baton.
+func (w *writer) leave(c *call) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for i, q := range w.queue {
+		if q == c {
+			w.queue = append(w.queue[:i], w.queue[i+1:]...)
+			return true
+		}
+	}
+	return false
+}
+
+// turn runs c's callback while c holds the baton, and passes the baton on.
+// joined: the callback succeeded and c must wait for the group's outcome.
+func (w *writer) turn(ctx context.Context, c *call) (err error, joined bool) {
+	if err := ctx.Err(); err != nil {
+		w.next()
+		return err, false
+	}
+	if !w.open {
+		if err := w.begin(); err != nil {
+			w.failWaiting(err)
+			return err, false
+		}
+	}
+	// The first of a group needs no savepoint: undoing it is undoing all.
+	alone := len(w.group) == 0
+	if !alone {
+		if err := w.control("SAVEPOINT " + savepointName); err != nil {
+			w.settle(false, err)
+			return err, false
+		}
+	}
+	tx := &Tx{conn: w.conn, now: w.db.now()}
+	h := &hold{fn: c.fn, since: time.Now()}
+	w.holder.Store(h)
+	returned := false
+	defer func() {
+		if !returned { // panic or Goexit: the goroutine is ending, the group is not
+			w.finish(tx, h)
+			w.settle(alone, errUnwound)
+		}
+	}()
+	err = runCallback(c.fn, tx)
+	returned = true
+	w.finish(tx, h)
+	if err == nil {
+		err = w.verify()
+	}
+	if err == nil && !alone {
+		err = w.control("RELEASE " + savepointName)
+	}
+	if err != nil {
+		return w.settle(alone, err), false
+	}
+	w.signal = w.signal || tx.signal
+	w.group = append(w.group, c)
+	w.next()
+	return nil, true
+}
+
+// errUnwound stands for a callback that did not return.
+var errUnwound = errors.New("callback did not return")
+
+// runCallback exists to be found on the stack by insideUpdate.
+//
+//go:noinline
+func runCallback(fn func(*Tx) error, tx *Tx) error { return fn(tx) }
+
+var runCallbackName = runtime.FuncForPC(reflect.ValueOf(runCallback).Pointer()).Name()
+
+// insideUpdate reports whether this goroutine is inside an Update callback.
+func insideUpdate() bool {
+	pcs := make([]uintptr, 256)
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs)])
+	for {
+		f, more := frames.Next()
+		if f.Function == runCallbackName {
+			return true
+		}
+		if !more {
+			return false
+		}
+	}
+}
+
+// finish ends a callback's hold on its transaction.
+func (w *writer) finish(tx *Tx, h *hold) {
+	tx.revoke()
+	w.raw(func(k *conn) error { k.closeOpenRows(); return nil })
+	w.holder.Store(nil)
+	if d := time.Since(h.since); d > slowHold {
+		w.db.log.Warn("slow Update callback held up all writers", "callback", h.name(), "held", d)
+	}
+}
+
+// verify checks after a callback that the transaction is alive and that no
+// deferred foreign key would fail the commit of the whole group.
+func (w *writer) verify() error {
+	return w.raw(func(k *conn) error {
+		if k.dead {
+			return ErrTxAborted
+		}
+		violated, err := k.deferredForeignKeys()
+		if err == nil && violated {
+			err = ErrForeignKey
+		}
+		return err
+	})
+}
+
+// settle undoes a failed callback and passes the baton on. It returns the
+// error for the callback's caller.
+func (w *writer) settle(alone bool, err error) error {
+	dead := false
+	undo := w.raw(func(k *conn) error {
+		if dead = k.dead; dead {
+			return nil
+		}
+		if alone {
+			return k.control("ROLLBACK")
+		}
+		if e := k.control("ROLLBACK TO " + savepointName); e != nil {
+			return e
+		}
+		return k.control("RELEASE " + savepointName)
+	})
+	if dead && !errors.Is(err, ErrTxAborted) {
+		err = fmt.Errorf("%w (the transaction is gone)", err)
+	}
+	if undo != nil {
+		err = errors.Join(err, fmt.Errorf("undo: %w", undo))
+	}
+	if dead || undo != nil {
+		w.restart()
+	} else if alone {
+		w.ended()
+	}
+	w.next()
+	return err
+}
+
+// restart gives up the open transaction and puts the group's members, whose
+// work is lost through no fault of theirs, back at the head of the queue.
+func (w *writer) restart() {
+	w.rollback()
+	w.mu.Lock()
+	w.queue = append(append(make([]*call, 0, len(w.group)+len(w.queue)), w.group...), w.queue...)
+	w.mu.Unlock()
+	w.group = w.group[:0]
+}
+
+// next passes the baton to the next caller, committing first when the group is
+// complete.
+func (w *writer) next() {
+	w.mu.Lock()
+	if len(w.queue) > 0 && (len(w.group) == 0 || len(w.group) < maxGroup && time.Since(w.began) < maxGroupTime) {
+		w.hand()
+		return
+	}
+	w.mu.Unlock()
+
+	w.commit()
+	w.fairGap()
+
+	w.mu.Lock()
+	if len(w.queue) > 0 {
+		w.hand()
+		return
+	}
+	w.held = false
+	if w.closed {
+		close(w.drained)
+	}
+	w.mu.Unlock()
+}
+
+// hand gives the baton to the head of the queue. It unlocks w.mu.
+func (w *writer) hand() {
+	c := w.queue[0]
+	w.queue[0] = nil
+	w.queue = w.queue[1:]
+	w.mu.Unlock()
+	c.wake <- outcome{run: true}
+}
+
+// failWaiting tells all that wait now that the database cannot be written:
+// each of them would only wait busy_timeout in turn.
+func (w *writer) failWaiting(err error) {
+	w.mu.Lock()
+	waiting := w.queue
+	w.queue = nil
+	w.mu.Unlock()
+	for _, c := range waiting {
+		c.wake <- outcome{err: err}
+	}
+	w.next()
+}
+
+// begin opens the group's transaction.
+func (w *writer) begin() error {
+	err := w.raw(func(k *conn) error {
+		if err := k.control("BEGIN IMMEDIATE"); err != nil {
+			return err
+		}
+		k.inTx, k.dead = true, false
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("begin: %w", err)
+	}
+	w.open, w.began = true, time.Now()
+	return nil
+}
+
+// commit ends the open transaction for all and tells them. A failed COMMIT
+// fails the whole group.
+func (w *writer) commit() {
+	if !w.open {
+		return
+	}
+	if len(w.group) == 0 {
+		w.rollback()
+		return
+	}
+	if err := w.db.hook("store.before-commit"); err != nil {
+		w.tell(err)
+		w.rollback()
+		return
+	}
+	err := w.raw(func(k *conn) error {
+		if k.dead {
+			return ErrTxAborted
+		}
+		k.inTx = false // a rollback from here on is the COMMIT's own
+		return k.control("COMMIT")
+	})
+	if err != nil {
+		err = fmt.Errorf("commit: %w", err)
+		w.rollback()
+	} else {
+		w.commits.Add(1)
+		err = w.db.hook("store.after-commit")
+	}
+	signal := w.signal && err == nil
+	w.ended()
+	if signal {
+		w.db.signal.fire()
+	}
+	w.tell(err)
+}
+
+// tell wakes the group with its outcome.
+func (w *writer) tell(err error) {
+	for i, c := range w.group {
+		c.wake <- outcome{err: err}
+		w.group[i] = nil
+	}
+	w.group = w.group[:0]
+}
+
+// rollback gives the transaction up, whatever state it is in.
+func (w *writer) rollback() {
+	_ = w.raw(func(k *conn) error {
+		dead := k.dead
+		k.inTx, k.dead = false, false
+		if dead {
+			return nil
+		}
+		return k.control("ROLLBACK") // fails if a failed COMMIT has done it already
+	})
+	w.ended()
+}
+
+// ended notes that no transaction is open.
+func (w *writer) ended() {
+	w.open, w.signal = false, false
+	_ = w.raw(func(k *conn) error { k.inTx, k.dead = false, false; return nil })
+}
+
+// fairGap leaves the file unlocked for a moment when the writer has been busy
+// without pause, so that other processes get in.
+func (w *writer) fairGap() {
+	w.mu.Lock()
+	idle := len(w.queue) == 0
+	w.mu.Unlock()
+	now := time.Now()
+	switch {
+	case idle:
+		w.lastGap = now
+	case now.Sub(w.lastGap) > saturatedFor:
+		gap := gapAlone
+		if now.Sub(time.Unix(0, w.lastOutsider.Load())) < outsiderSeen {
+			gap = gapOutsiders
+		}
+		time.Sleep(gap)
+		w.lastGap = time.Now()
+	}
+}
+
+// control runs one transaction-control statement.
+func (w *writer) control(query string) error {
+	return w.raw(func(k *conn) error { return k.control(query) })
+}
+
+// raw runs fn with the wrapped connection, which no statement uses meanwhile.
+func (w *writer) raw(fn func(*conn) error) error {
+	return w.conn.Raw(func(dc any) error { return fn(dc.(*conn)) })
+}
+
+// close refuses new callers, waits until those waiting are done, and closes
+// the connection.
+func (w *writer) close() error {
+	w.mu.Lock()
+	if !w.closed {
+		w.closed = true
+		if !w.held {
+			close(w.drained)
+		}
+	}
+	w.mu.Unlock()
+	<-w.drained
+	return w.conn.Close()
+}
+
+func (h *hold) name() string {
+	n := runtime.FuncForPC(reflect.ValueOf(h.fn).Pointer()).Name()
+	return n[strings.LastIndexByte(n, '/')+1:]
+}
+
+// Holder names the callback that holds the writer now and since when; ok is
+// false when nobody does.
+func (db *DB) Holder() (name string, since time.Time, ok bool) {
+	h := db.writer.holder.Load()
+	if h == nil {
+		return "", time.Time{}, false
+	}
+	return h.name(), h.since, true
+}
