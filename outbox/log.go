@@ -99,8 +99,10 @@ func (l *Log) Append(ctx context.Context, tx Execer, events ...Event) ([]Appende
 		}
 		out = append(out, a)
 	}
-	if t, ok := tx.(interface{ Signal() }); ok && len(events) > 0 {
-		t.Signal()
+	if t, ok := tx.(interface{ Appended(first, last int64) }); ok {
+		for _, a := range out {
+			t.Appended(a.Position, a.Position)
+		}
 	}
 	return out, nil
 }

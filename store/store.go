@@ -14,6 +14,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"modernc.org/sqlite"
@@ -29,6 +30,10 @@ type DB struct {
 	signal *signal
 	ids    *idSource
 	checks []Check
+
+	durableMu   sync.Mutex
+	durableFrom int64 // see Durable
+	durableTo   int64
 }
 
 // Open opens or creates the database, brings its schema up to date (after a

@@ -13,12 +13,13 @@ import (
 // not cancelled by their context, because SQLite would roll back the work of
 // everybody in the group.
 type Tx struct {
-	mu     sync.Mutex // held during each statement, so that revoke is final
-	conn   *sql.Conn
-	now    time.Time
-	rows   []*sql.Rows
-	done   bool
-	signal bool
+	mu    sync.Mutex // held during each statement, so that revoke is final
+	conn  *sql.Conn
+	now   time.Time
+	rows  []*sql.Rows
+	done  bool
+	first int64 // positions appended, 0 if none
+	last  int64
 }
 
 // revokedCtx makes QueryRowContext of a finished Tx return a Row that holds
@@ -66,9 +67,15 @@ func (tx *Tx) QueryRowContext(ctx context.Context, query string, args ...any) *s
 // Now is the store's time, the same for the whole callback.
 func (tx *Tx) Now() time.Time { return tx.now }
 
-// Signal makes the commit of this transaction wake the followers of the store
-// (see DB.Subscribe). Appending an event does it.
-func (tx *Tx) Signal() { tx.signal = true }
+// Appended notes that this transaction gave out the log positions from first
+// to last. Its commit wakes the followers of the store (DB.Subscribe) and, at
+// FULL, makes those positions known to be on disk (DB.Durable).
+func (tx *Tx) Appended(first, last int64) {
+	if tx.first == 0 {
+		tx.first = first
+	}
+	tx.last = max(tx.last, last)
+}
 
 // revoke ends the Tx. After it returns no statement of it runs any more.
 func (tx *Tx) revoke() {

@@ -61,7 +61,8 @@ type writer struct {
 	group   []*call   // callers whose callbacks succeeded in it
 	began   time.Time // when it was begun
 	lastGap time.Time // when the queue was last empty, or others were let in
-	signal  bool      // somebody in the group appended
+	first   int64     // positions the group appended, 0 if none
+	last    int64
 
 	holder       atomic.Pointer[hold]
 	lastOutsider atomic.Int64 // unix nanoseconds of the last foreign commit
@@ -210,7 +211,12 @@ func (w *writer) turn(ctx context.Context, c *call) (err error, joined bool) {
 	if err != nil {
 		return w.settle(alone, err), false
 	}
-	w.signal = w.signal || tx.signal
+	if tx.first != 0 {
+		if w.first == 0 {
+			w.first = tx.first
+		}
+		w.last = tx.last
+	}
 	w.group = append(w.group, c)
 	w.next()
 	return nil, true
@@ -399,9 +405,12 @@ func (w *writer) commit() {
 		w.commits.Add(1)
 		err = w.db.hook("store.after-commit")
 	}
-	signal := w.signal && err == nil
+	appended := w.first != 0 && err == nil
+	if appended {
+		w.db.noteDurable(w.first, w.last)
+	}
 	w.ended()
-	if signal {
+	if appended {
 		w.db.signal.fire()
 	}
 	w.tell(err)
@@ -431,7 +440,7 @@ func (w *writer) rollback() {
 
 // ended notes that no transaction is open.
 func (w *writer) ended() {
-	w.open, w.signal = false, false
+	w.open, w.first, w.last = false, 0, 0
 	_ = w.raw(func(k *conn) error { k.inTx, k.dead = false, false; return nil })
 }
 

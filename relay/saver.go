@@ -1,0 +1,127 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+)
+
+// saver writes the cursor behind the relay's back, so that publishing does not
+// wait for the disk. What it has not yet written is not lost in a crash: the
+// stream is then ahead of the cursor by rows of the log, and reconcile moves
+// the cursor forward.
+type saver struct {
+	relay *Relay
+	work  chan struct{} // capacity 1: there is something to write
+
+	mu      sync.Mutex
+	cursor  Cursor
+	pubs    []publication
+	idle    chan struct{} // closed when nothing is left to write; replaced by add
+	fenced  error
+	pending bool
+}
+
+// maxUnsaved bounds the windows published and not yet written, and with them
+// what reconcile has to read after a crash.
+const maxUnsaved = 16
+
+func newSaver(r *Relay) *saver {
+	s := &saver{relay: r, work: make(chan struct{}, 1), idle: make(chan struct{})}
+	close(s.idle)
+	return s
+}
+
+// add hands over the cursor after a published window. It waits when too much
+// is unwritten.
+func (s *saver) add(ctx context.Context, c Cursor, p publication) {
+	s.mu.Lock()
+	s.cursor = c
+	if n := len(s.pubs); n > 0 && s.pubs[n-1].lastSeq+1 == p.firstSeq {
+		s.pubs[n-1].lastPosition, s.pubs[n-1].lastSeq = p.lastPosition, p.lastSeq
+	} else {
+		s.pubs = append(s.pubs, p)
+	}
+	if !s.pending {
+		s.pending, s.idle = true, make(chan struct{})
+	}
+	span := s.cursor.StreamSeq - s.pubs[0].firstSeq
+	s.mu.Unlock()
+	select {
+	case s.work <- struct{}{}:
+	default:
+	}
+	if span > uint64(maxUnsaved*s.relay.opts.WindowRows) {
+		_ = s.flush(ctx)
+	}
+}
+
+// flush waits until everything handed over is written.
+func (s *saver) flush(ctx context.Context) error {
+	s.mu.Lock()
+	idle := s.idle
+	s.mu.Unlock()
+	select {
+	case <-idle:
+		return s.err()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// err returns ErrFenced once a write has found another owner's token.
+func (s *saver) err() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.fenced
+}
+
+// run writes until ctx ends.
+func (s *saver) run(ctx context.Context) {
+	for failures := 0; ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.work:
+		}
+		if err := s.write(ctx); err != nil && !errors.Is(err, ErrFenced) {
+			if failures++; failures == 1 {
+				s.relay.opts.Logger.Warn("cursor not stored, trying again", "error", err)
+			}
+			s.relay.wait(ctx, backoff(failures, time.Second, func(n int64) int64 { return n / 2 }))
+			select {
+			case s.work <- struct{}{}:
+			default:
+			}
+			continue
+		}
+		failures = 0
+	}
+}
+
+func (s *saver) write(ctx context.Context) error {
+	s.mu.Lock()
+	c, pubs := s.cursor, s.pubs
+	s.pubs = nil
+	s.mu.Unlock()
+	if len(pubs) == 0 {
+		return nil
+	}
+	err := s.relay.store(ctx, c, pubs, false)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case errors.Is(err, ErrFenced):
+		s.fenced = err
+		fallthrough
+	case err == nil:
+		if len(s.pubs) == 0 || s.fenced != nil {
+			s.pending = false
+			close(s.idle)
+		}
+	default:
+		s.pubs = append(pubs, s.pubs...)
+	}
+	return err
+}
