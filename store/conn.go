@@ -43,7 +43,7 @@ func (c *connector) Connect(ctx context.Context) (driver.Conn, error) {
 	if c.role == roleWriter {
 		// A transaction that SQLite ends by itself must not let later
 		// statements run in autocommit: invariant 3 of the package doc.
-		dc.(sqlite.HookRegisterer).RegisterRollbackHook(func() { k.dead = k.inTx })
+		dc.(sqlite.HookRegisterer).RegisterRollbackHook(func() { k.dead, k.cause = k.inTx, nil })
 		if err := dc.(sqlite.AuthorizerRegisterer).RegisterAuthorizer(k.authorize); err != nil {
 			_ = dc.Close()
 			return nil, err
@@ -75,9 +75,10 @@ type conn struct {
 	stmts map[string]*cachedStmt
 	open  []*rows // rows not yet closed, writer only
 
-	inTx     bool // the writer has begun a transaction
-	dead     bool // and SQLite has rolled it back by itself
-	internal bool // the writer itself is at work: authorize lets it pass
+	inTx     bool  // the writer has begun a transaction
+	dead     bool  // and SQLite has rolled it back by itself
+	cause    error // the error of the statement that did it
+	internal bool  // the writer itself is at work: authorize lets it pass
 }
 
 // Unwrap returns the driver's own connection.
@@ -115,9 +116,22 @@ func (k *conn) control(query string) error {
 
 func (k *conn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
 	if k.dead {
-		return nil, ErrTxAborted
+		return nil, k.aborted()
 	}
-	return k.exec(ctx, query, args)
+	r, err := k.exec(ctx, query, args)
+	if k.dead {
+		k.cause = err
+	}
+	return r, err
+}
+
+// aborted says that the transaction is gone, and why: whether the database or
+// the statement was to blame.
+func (k *conn) aborted() error {
+	if k.cause == nil {
+		return ErrTxAborted
+	}
+	return fmt.Errorf("%w: %w", ErrTxAborted, k.cause)
 }
 
 func (k *conn) exec(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
@@ -131,7 +145,7 @@ func (k *conn) exec(ctx context.Context, query string, args []driver.NamedValue)
 
 func (k *conn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
 	if k.dead {
-		return nil, ErrTxAborted
+		return nil, k.aborted()
 	}
 	s, err := k.statement(ctx, query)
 	if err != nil {
@@ -139,6 +153,9 @@ func (k *conn) QueryContext(ctx context.Context, query string, args []driver.Nam
 	}
 	r, err := s.stmt.(driver.StmtQueryContext).QueryContext(ctx, args)
 	if err != nil {
+		if k.dead {
+			k.cause = err
+		}
 		s.release()
 		return nil, err
 	}

@@ -61,7 +61,7 @@ func IsUnavailable(err error) bool {
 		sqlite3.SQLITE_PROTOCOL:
 		return true
 	}
-	return errors.Is(err, ErrUnavailable) || errors.Is(err, ErrClosed) || errors.Is(err, ErrTxAborted)
+	return errors.Is(err, ErrUnavailable) || errors.Is(err, ErrClosed)
 }
 
 // IsFull reports whether err says that the disk, or the database's page limit,

@@ -262,7 +262,7 @@ func (w *writer) finish(tx *Tx, h *hold) {
 func (w *writer) verify() error {
 	return w.raw(func(k *conn) error {
 		if k.dead {
-			return ErrTxAborted
+			return k.aborted()
 		}
 		violated, err := k.deferredForeignKeys()
 		if err == nil && violated {
@@ -393,7 +393,7 @@ func (w *writer) commit() {
 	}
 	err := w.raw(func(k *conn) error {
 		if k.dead {
-			return ErrTxAborted
+			return k.aborted()
 		}
 		k.inTx = false // a rollback from here on is the COMMIT's own
 		return k.control("COMMIT")
