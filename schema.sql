@@ -187,7 +187,7 @@ CREATE TABLE outlog_parked (
     aggregate_id TEXT NOT NULL, -- its aggregate
     state TEXT NOT NULL CONSTRAINT outlog_parked_state CHECK (state IN ('running', 'retrying', 'blocked', 'delayed', 'dead')), -- see above
     attempts INTEGER NOT NULL DEFAULT 0, -- attempts made so far; outages are not attempts
-    next_attempt_at INTEGER, -- when it is due; NULL: not by time (blocked, dead)
+    next_attempt_at INTEGER, -- when it is due (retrying, delayed); says nothing in other states
     delay_us INTEGER NOT NULL DEFAULT 0, -- the delay that led to next_attempt_at: if that lies further ahead than this, the clock was set back, and it is due now
     last_error TEXT NOT NULL DEFAULT '', -- why the last attempt failed
     parked_at INTEGER NOT NULL, -- when it was set aside

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	_ "modernc.org/sqlite" // driver "sqlite", for a file that no code of ours has touched
 
+	"outlog/internal/admin"
 	"outlog/outbox"
 	"outlog/store"
 )
@@ -150,6 +151,12 @@ func TestQueryPlans(t *testing.T) {
 		_, err := outbox.ReadFrom(t.Context(), p, 10, outbox.Page{Rows: 10})
 		require.NoError(t, err)
 		require.Equal(t, []string{"SEARCH outbox USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)"}, p.plan)
+	})
+	t.Run("the oldest pending event is the first row after the cursor", func(t *testing.T) {
+		p := &planned{t: t, db: db.Reader()}
+		_, err := admin.OldestPending(t.Context(), p, 10, db.Now())
+		require.NoError(t, err)
+		require.Equal(t, []string{"SEARCH outbox USING INTEGER PRIMARY KEY (rowid>?)"}, p.plan)
 	})
 	t.Run("a history is one look-up by primary key per event", func(t *testing.T) {
 		p := &planned{t: t, db: db.Reader()}
