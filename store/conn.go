@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql/driver"
 	"fmt"
+	"io"
 	"strings"
 
 	"modernc.org/sqlite"
@@ -305,7 +306,9 @@ func (k *conn) readPragma(ctx context.Context, name string) (string, error) {
 	}
 	defer r.Close()
 	dest := make([]driver.Value, len(r.Columns()))
-	if err := r.Next(dest); err != nil {
+	if err := r.Next(dest); err == io.EOF {
+		return "", nil // SQLite does not know the name
+	} else if err != nil {
 		return "", err
 	}
 	return fmt.Sprint(dest[0]), nil
