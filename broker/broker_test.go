@@ -6,9 +6,11 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"outlog/outbox"
@@ -300,4 +302,22 @@ func TestHealthyServerIsNotRestarted(t *testing.T) {
 	}
 	require.Zero(t, b.State().Restarts)
 	require.True(t, b.Ready())
+}
+
+func TestNothingIsLeftRunning(t *testing.T) {
+	before := runtime.NumGoroutine()
+	b, p, stop := up(t, quick(t))
+	_, err := p.Append(t.Context(), 0, messages(1, 100))
+	require.NoError(t, err)
+	s := b.Source("inventory", fromStart)
+	fetch(t, s, 100)
+	require.NoError(t, b.Scan(t.Context(), func(uint64, relay.Message) error { return nil }))
+	restart(t, b)
+	fetchAgain(t, s, 1)
+	stop()
+	// The condition runs on a goroutine of its own.
+	if !assert.Eventually(t, func() bool { return runtime.NumGoroutine()-1 <= before }, 5*time.Second, 5*time.Millisecond) {
+		buf := make([]byte, 1<<20)
+		t.Logf("%s", buf[:runtime.Stack(buf, true)])
+	}
 }

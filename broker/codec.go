@@ -3,6 +3,7 @@ package broker
 import (
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -14,6 +15,12 @@ import (
 // The headers of a message: the CloudEvents NATS binding in binary mode, and
 // beside it what CloudEvents has no attribute for. The body is the payload,
 // byte for byte. Values are percent-encoded as the binding says.
+//
+// A usual message has at most 14 headers when it is delivered, with the two of
+// NATS. That is on purpose: a fifteenth makes the client library's header map
+// grow once more, and reading a header then takes 1.7 times as long. So the
+// aggregate type is in ce-source alone, values that are usual are left out, and
+// Record.Previous, which only the log can follow, is not carried.
 const (
 	hdrSpecVersion = "ce-specversion"     // always "1.0"
 	hdrID          = "ce-id"              // the event's ULID
@@ -23,15 +30,13 @@ const (
 	hdrTime        = "ce-time"            // created_at, RFC 3339 in UTC with microseconds
 	hdrContentType = "ce-datacontenttype" // a content-type header could be taken for structured mode
 
-	hdrLog           = "outlog-log"            // the log's id: who wrote this
-	hdrPosition      = "outlog-position"       // place in the log
-	hdrPrev          = "outlog-prev"           // position of the outlog message before it on the stream
-	hdrVersion       = "outlog-version"        // aggregate version
-	hdrAggregateType = "outlog-aggregate-type" // the aggregate type, which ce-source holds too
-	hdrSchema        = "outlog-schema-version" // version of the payload's schema
-	hdrPrevious      = "outlog-previous"       // position of the aggregate's event before it; absent for the first
-	hdrHeaders       = "outlog-headers"        // the event's own headers as the log holds them; absent when empty
-	hdrCreatedAt     = "outlog-created-at"     // microseconds since 1970, only when RFC 3339 has no such year
+	hdrLog       = "outlog-log"            // the log's id: who wrote this
+	hdrPosition  = "outlog-position"       // place in the log
+	hdrPrev      = "outlog-prev"           // position of the outlog message before it on the stream; absent for the first
+	hdrVersion   = "outlog-version"        // aggregate version
+	hdrSchema    = "outlog-schema-version" // version of the payload's schema; absent when 1
+	hdrHeaders   = "outlog-headers"        // the event's own headers as the log holds them; absent when {}
+	hdrCreatedAt = "outlog-created-at"     // microseconds since 1970, only when RFC 3339 has no such year
 )
 
 // timeLayout is RFC 3339 with exactly six digits, so that equal times are equal
@@ -52,27 +57,26 @@ func subject(r *outbox.Record) string {
 }
 
 // encoder builds messages. It reuses one header map for all of them, because
-// building a map of sixteen entries costs more than publishing one message, and
+// building such a map costs more than publishing one message, and
 // the client library writes a message out before PublishMsgAsync returns.
 type encoder struct {
 	header nats.Header
 	values [headerCount]string
 	slices [headerCount][]string
-	// subjects and sources remember what was escaped: there are few.
+	// routes remembers escaped names: there are few.
 	routes map[routeKey]route
 }
 
-const headerCount = 17
+const headerCount = 15
 
 var headerNames = [headerCount]string{
 	hdrSpecVersion, hdrID, hdrSource, hdrType, hdrSubject, hdrTime, hdrContentType,
-	hdrLog, hdrPosition, hdrPrev, hdrVersion, hdrAggregateType, hdrSchema,
-	hdrPrevious, hdrHeaders, hdrCreatedAt, hdrExpected,
+	hdrLog, hdrPosition, hdrPrev, hdrVersion, hdrSchema, hdrHeaders, hdrCreatedAt, hdrExpected,
 }
 
 type routeKey struct{ logID, aggregateType, eventType string }
 
-type route struct{ subject, source, aggregateType, eventType string }
+type route struct{ subject, source, eventType string }
 
 // maxRoutes bounds the encoder's memory of escaped names.
 const maxRoutes = 4096
@@ -96,6 +100,13 @@ func (e *encoder) encode(m *relay.Message, expect string) (string, nats.Header) 
 	if y := created.Year(); y < 0 || y > 9999 {
 		at, micros = "", strconv.FormatInt(created.UnixMicro(), 10)
 	}
+	headers := escape(r.RawHeaders, jsonSafe)
+	switch headers {
+	case "":
+		headers = noHeaders
+	case "{}":
+		headers = ""
+	}
 	e.values = [headerCount]string{
 		"1.0",
 		escape(r.EventID, headerSafe),
@@ -106,12 +117,10 @@ func (e *encoder) encode(m *relay.Message, expect string) (string, nats.Header) 
 		escape(r.ContentType, headerSafe),
 		escape(m.LogID, headerSafe),
 		strconv.FormatInt(r.Position, 10),
-		strconv.FormatInt(m.Prev, 10),
+		omit(m.Prev, 0),
 		strconv.FormatInt(r.AggregateVersion, 10),
-		to.aggregateType,
-		strconv.Itoa(r.SchemaVersion),
-		omitZero(r.Previous),
-		escape(r.RawHeaders, jsonSafe),
+		omit(int64(r.SchemaVersion), 1),
+		headers,
 		micros,
 		expect,
 	}
@@ -125,8 +134,14 @@ func (e *encoder) encode(m *relay.Message, expect string) (string, nats.Header) 
 	return to.subject, e.header
 }
 
-func omitZero(n int64) string {
-	if n == 0 {
+// noHeaders stands for RawHeaders that are empty, because an absent header stands
+// for the usual {}. No other text is written like it: the '%' of a text becomes
+// %25.
+const noHeaders = "%"
+
+// omit writes n, or nothing where n is what an absent header means.
+func omit(n, absent int64) string {
+	if n == absent {
 		return ""
 	}
 	return strconv.FormatInt(n, 10)
@@ -141,10 +156,9 @@ func (e *encoder) route(m *relay.Message) route {
 		clear(e.routes)
 	}
 	to := route{
-		subject:       subject(&m.Record),
-		source:        escape("outlog/"+escape(key.logID, tokenSafe)+"/"+escape(key.aggregateType, tokenSafe), headerSafe),
-		aggregateType: escape(key.aggregateType, headerSafe),
-		eventType:     escape(key.eventType, headerSafe),
+		subject:   subject(&m.Record),
+		source:    escape("outlog/"+escape(key.logID, tokenSafe)+"/"+escape(key.aggregateType, tokenSafe), headerSafe),
+		eventType: escape(key.eventType, headerSafe),
 	}
 	e.routes[key] = to
 	return to
@@ -188,14 +202,16 @@ func decodeHeader(h nats.Header) (m relay.Message, err error) {
 	m.Record = outbox.Record{
 		Position:         number(hdrPosition, 1),
 		EventID:          text(hdrID),
-		AggregateType:    text(hdrAggregateType),
+		AggregateType:    aggregateType(text(hdrSource)),
 		AggregateID:      text(hdrSubject),
 		AggregateVersion: number(hdrVersion, -1<<63),
 		Type:             text(hdrType),
-		SchemaVersion:    int(number(hdrSchema, -1<<63)),
+		SchemaVersion:    1,
 		ContentType:      text(hdrContentType),
-		RawHeaders:       text(hdrHeaders),
-		Previous:         number(hdrPrevious, -1<<63),
+		RawHeaders:       rawHeaders(h),
+	}
+	if len(h[hdrSchema]) > 0 {
+		m.Record.SchemaVersion = int(number(hdrSchema, -1<<63))
 	}
 	if m.LogID == "" || m.Record.EventID == "" {
 		return m, fmt.Errorf("no %s or %s", hdrLog, hdrID)
@@ -205,6 +221,22 @@ func decodeHeader(h nats.Header) (m relay.Message, err error) {
 	}
 	m.Record.CreatedAt, err = decodeTime(h)
 	return m, err
+}
+
+// aggregateType returns the decoded last segment of a ce-source.
+func aggregateType(source string) string {
+	return unescape(source[strings.LastIndexByte(source, '/')+1:])
+}
+
+func rawHeaders(h nats.Header) string {
+	v := h[hdrHeaders]
+	switch {
+	case len(v) == 0:
+		return "{}"
+	case v[0] == noHeaders:
+		return ""
+	}
+	return unescape(v[0])
 }
 
 func decodeTime(h nats.Header) (time.Time, error) {

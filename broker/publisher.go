@@ -107,7 +107,15 @@ func (p *publisher) get(ctx context.Context, l *link, seq uint64) (*jetstream.Ra
 // the last was sent, or until ctx ends. When it returns, acknowledged messages
 // survive the death of the process, and a power cut after about a second.
 // Errors: those that relay.Publisher names. Cost: that of plain asynchronous
-// publishing.
+// publishing, and a round trip for the first message, see below.
+//
+// The chain of expected sequences has one weak place. If another writer's
+// message comes in between, the message at that place is refused, but the next
+// one expects the very sequence that the intruder took, and is stored. So the
+// first message goes ahead alone, which stops a window whose base is out of
+// date before it can do harm. An intruder in the middle of a window still lets
+// the rest pass behind one missing message; Append returns ErrConflict with the
+// prefix before it, and the relay, which compares contents, rebuilds the stream.
 func (p *publisher) Append(ctx context.Context, base uint64, msgs []relay.Message) (int, error) {
 	if len(msgs) == 0 {
 		return 0, nil
@@ -116,10 +124,10 @@ func (p *publisher) Append(ctx context.Context, base uint64, msgs []relay.Messag
 	if err != nil {
 		return 0, outage("append", err)
 	}
-	sendErr := p.send(ctx, l, base, msgs)
-	stored, err := p.collect(ctx, base)
-	if err == nil && sendErr != nil {
-		err = sendErr // the first message that was not sent is the first failure
+	stored, err := p.window(ctx, l, base, msgs[:1])
+	if err == nil && len(msgs) > 1 {
+		stored, err = p.window(ctx, l, base+1, msgs[1:])
+		stored++
 	}
 	if stored > 0 {
 		p.broker.cleared()
@@ -128,6 +136,16 @@ func (p *publisher) Append(ctx context.Context, base uint64, msgs []relay.Messag
 		return stored, p.classify(msgs[stored].Record.Position, err)
 	}
 	return stored, nil
+}
+
+// window sends msgs without waiting in between, and waits for the answers.
+func (p *publisher) window(ctx context.Context, l *link, base uint64, msgs []relay.Message) (int, error) {
+	sendErr := p.send(ctx, l, base, msgs)
+	stored, err := p.collect(ctx, base)
+	if err == nil {
+		err = sendErr // the first message that was not sent is the first failure
+	}
+	return stored, err
 }
 
 // send publishes msgs up to the first that the client refuses, and leaves their
@@ -159,11 +177,15 @@ func (p *publisher) send(ctx context.Context, l *link, base uint64, msgs []relay
 // waits for those behind the failure too: an answer that is still on its way
 // would make the relay's next look at the tail too early.
 func (p *publisher) collect(ctx context.Context, base uint64) (stored int, err error) {
+	behind := 0
 	for i, f := range p.futures {
 		p.futures[i] = nil
 		ack, failure := await(ctx, f)
 		switch {
 		case err != nil:
+			if failure == nil {
+				behind++
+			}
 		case failure != nil:
 			err = failure
 		case ack.Sequence != base+1+uint64(i):
@@ -171,6 +193,9 @@ func (p *publisher) collect(ctx context.Context, base uint64) (stored int, err e
 		default:
 			stored++
 		}
+	}
+	if behind > 0 {
+		err = fmt.Errorf("%w; %d messages behind it were stored, so another writer came in between", err, behind)
 	}
 	return stored, err
 }
@@ -211,9 +236,10 @@ func (p *publisher) Recreate(ctx context.Context, firstSeq uint64) error {
 	case <-ctx.Done():
 		return outage("recreate", ctx.Err())
 	}
+	cleared := false
 	for range recreateTries {
 		var done bool
-		done, err = p.broker.recreate(ctx, l, firstSeq)
+		done, err = p.broker.recreate(ctx, l, firstSeq, &cleared)
 		if done {
 			return nil
 		}

@@ -42,8 +42,8 @@ func TestAppendAtWrongBaseIsConflict(t *testing.T) {
 	_, p, _ := up(t, quick(t))
 	_, err := p.Append(t.Context(), 0, messages(1, 10))
 	require.NoError(t, err)
-	for _, base := range []uint64{0, 5, 11, 100} {
-		n, err := p.Append(t.Context(), base, messages(11, 5))
+	for _, base := range []uint64{0, 5, 9, 11, 100} { // 9: the second message would fit
+		n, err := p.Append(t.Context(), base, messages(11, 10))
 		require.ErrorIs(t, err, relay.ErrConflict)
 		require.Zero(t, n)
 	}
@@ -95,24 +95,34 @@ func TestMessageFromElsewhereBreaksWindow(t *testing.T) {
 	require.Empty(t, m.LogID)
 }
 
-func TestOfTwoPublishersOneWins(t *testing.T) {
+func TestIntruderInsideWindowIsConflictWithPrefix(t *testing.T) {
 	b, p, _ := up(t, quick(t))
-	const window = 200
-	var wins [2]int
+	_, err := p.Append(t.Context(), 0, messages(1, 10))
+	require.NoError(t, err)
+	l, err := b.relayLink()
+	require.NoError(t, err)
+	inner := p.(*publisher)
+	n, err := inner.window(t.Context(), l, 9, messages(10, 5)) // as if position 10's place had just been taken
+	require.Zero(t, n)
+	require.ErrorContains(t, err, "4 messages behind it were stored")
+	require.ErrorIs(t, inner.classify(10, err), relay.ErrConflict)
+}
+
+func TestTwoPublishersKeepLogOrder(t *testing.T) {
+	b, p, _ := up(t, quick(t))
+	const n = 200
+	var stored [2]int
 	var wait sync.WaitGroup
-	for i := range wins {
-		wait.Go(func() {
-			n, err := b.Publisher().Append(context.Background(), 0, messages(1, window))
-			if err == nil {
-				wins[i] = n
-			} else if n != 0 {
-				wins[i] = -n // part of a window: the other's cannot fit behind it
-			}
-		})
+	for i := range stored {
+		wait.Go(func() { stored[i], _ = b.Publisher().Append(context.Background(), 0, messages(1, n)) })
 	}
 	wait.Wait()
-	require.ElementsMatch(t, []int{window, 0}, wins[:])
-	require.EqualValues(t, window, tail(t, p).LastSeq)
+	require.Equal(t, 0, min(stored[0], stored[1]), "the first message is one publisher's")
+	require.EqualValues(t, n, tail(t, p).LastSeq)
+	require.NoError(t, b.Scan(t.Context(), func(seq uint64, m relay.Message) error {
+		require.EqualValues(t, seq, m.Record.Position)
+		return nil
+	}))
 }
 
 func TestAppendAcrossRestartStoresPrefix(t *testing.T) {

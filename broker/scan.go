@@ -46,7 +46,7 @@ func (b *Broker) Scan(ctx context.Context, fn func(seq uint64, m relay.Message) 
 		done:     make(chan struct{}),
 		down:     down,
 	}
-	s.consume, err = c.Consume(s.deliver, jetstream.PullMaxMessages(prefetch))
+	s.consume, err = c.Consume(s.deliver, jetstream.PullMaxMessages(4*prefetch))
 	if err != nil {
 		return fmt.Errorf("scan: %w", err)
 	}

@@ -48,7 +48,8 @@ func (b *Broker) Source(name string, startSeq func(ctx context.Context) (uint64,
 }
 
 // Fetch blocks until there is at least one delivery, and returns up to max of
-// those that are there, in stream order. It does not wait for more to come.
+// those that are there, in stream order; what is delivered again, because it was
+// not acknowledged within AckWait, may come between. It does not wait for more.
 // Deliveries carry no payload; those of foreign messages have LogID "". Errors:
 // ctx's error, ErrDown, ErrNoStream, ErrClosed, what startSeq returned, and the
 // client library's.

@@ -61,18 +61,19 @@ func (b *Broker) adjust(ctx context.Context, l *link, have jetstream.StreamConfi
 // A stream whose description was damaged is not found, and yet its directory is
 // there: a new stream takes over its messages, or hides them below firstSeq, and
 // keeps the damaged description, so that it is gone after the next restart. Only
-// deleting a stream that exists clears the directory. So a round that found
-// nothing to delete does not count.
-func (b *Broker) recreate(ctx context.Context, l *link, firstSeq uint64) (done bool, err error) {
+// deleting a stream that exists clears the directory. So nothing counts until one
+// was deleted; cleared remembers that from one try to the next.
+func (b *Broker) recreate(ctx context.Context, l *link, firstSeq uint64, cleared *bool) (done bool, err error) {
 	b.expected.Store(false)
-	err = l.js.DeleteStream(ctx, b.stream)
-	deleted := err == nil
-	if !deleted && !errors.Is(err, jetstream.ErrStreamNotFound) {
+	switch err := l.js.DeleteStream(ctx, b.stream); {
+	case err == nil:
+		*cleared = true
+	case !errors.Is(err, jetstream.ErrStreamNotFound):
 		return false, err
 	}
 	config := b.streamConfig()
 	config.FirstSeq = firstSeq
-	if _, err := l.js.CreateStream(ctx, config); err != nil || !deleted {
+	if _, err := l.js.CreateStream(ctx, config); err != nil || !*cleared {
 		return false, err
 	}
 	info, err := b.info(ctx, l)
