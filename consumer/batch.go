@@ -229,7 +229,11 @@ func (b *run) handle(it *item) (applied bool, err error) {
 		return true, err // applied before: never twice
 	}
 	*b.current = it
-	if err := b.call(it); err != nil {
+	err = b.call(it)
+	if err == nil {
+		err = b.tx.Err() // a handler can break the transaction and hide it
+	}
+	if err != nil {
 		return false, &failure{it.EventID, err}
 	}
 	b.progress.applied++

@@ -215,6 +215,7 @@ func (c *Consumer) catchUp(ctx context.Context, through int64, lookAtParked bool
 		}
 		if errors.Is(err, errChanged) {
 			if err = c.register(ctx); err == nil {
+				c.recovered(progress{state: c.state})
 				continue
 			}
 		}
@@ -225,7 +226,7 @@ func (c *Consumer) catchUp(ctx context.Context, through int64, lookAtParked bool
 			continue
 		}
 		from := c.state.position
-		c.state, c.nextDue, lookAtParked = p.state, p.nextDue, p.more && p.rows < len(rows)
+		c.state, c.nextDue, lookAtParked = p.state, p.nextDue, false
 		if c.hook("consumer.after-commit") != nil {
 			return
 		}
@@ -330,4 +331,3 @@ func (c *Consumer) hook(point string) error {
 	}
 	return c.opts.Failpoint(point)
 }
-

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 )
 
 // ErrParked is returned by WaitApplied when the event is parked; the caller
@@ -34,6 +35,7 @@ func (c *Consumer) WaitApplied(ctx context.Context, position int64) error {
 		}
 		select {
 		case <-moved:
+		case <-time.After(c.opts.Poll): // another instance may have moved it
 		case <-ctx.Done():
 			return ctx.Err()
 		}

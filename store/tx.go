@@ -64,6 +64,22 @@ func (tx *Tx) QueryRowContext(ctx context.Context, query string, args ...any) *s
 	return tx.conn.QueryRowContext(context.WithoutCancel(ctx), query, args...)
 }
 
+// Err returns ErrTxAborted, with the cause, when SQLite has rolled the whole
+// transaction back; whoever calls foreign code with the Tx asks it who did it.
+func (tx *Tx) Err() error {
+	tx.mu.Lock()
+	defer tx.mu.Unlock()
+	if tx.done {
+		return ErrTxDone
+	}
+	return tx.conn.Raw(func(dc any) error {
+		if k := dc.(*conn); k.dead {
+			return k.aborted()
+		}
+		return nil
+	})
+}
+
 // Now is the store's time, the same for the whole callback.
 func (tx *Tx) Now() time.Time { return tx.now }
 
