@@ -106,7 +106,7 @@ func (b *Broker) start(ctx context.Context) (*server.Server, *serverLogger, erro
 		return nil, nil, fmt.Errorf("new server: %w", err)
 	}
 	s.SetLoggerV2(logger, false, false, false)
-	if err := b.startWithin(ctx, s); err != nil {
+	if err := b.startWithin(ctx, s.Start); err != nil {
 		return nil, nil, err
 	}
 	if err := ready(s, logger); err != nil {
@@ -136,12 +136,12 @@ func joinUnmark(err, unmark error) error {
 	return fmt.Errorf("%w (and %w)", err, unmark)
 }
 
-// startWithin returns ErrStuck, and leaves the marker where it is, if Start does
+// startWithin returns ErrStuck, and leaves the marker where it is, if start does
 // not return in time: nothing can stop it then.
-func (b *Broker) startWithin(ctx context.Context, s *server.Server) error {
+func (b *Broker) startWithin(ctx context.Context, start func()) error {
 	started := make(chan struct{})
 	go func() {
-		s.Start()
+		start()
 		close(started)
 	}()
 	timer := time.NewTimer(b.opts.StartTimeout)
