@@ -18,6 +18,8 @@ const (
 
 // commands is the grammar of the command line.
 type commands struct {
+	Serve   serveCmd   `cmd:"" help:"Run the order service with relay, broker, consumers and HTTP."`
+	Verify  verifyCmd  `cmd:"" help:"Check that log, stream, consumers and orders agree."`
 	Status  statusCmd  `cmd:"" help:"Show how far relay and consumers are behind the log."`
 	Events  eventsCmd  `cmd:"" help:"Show events of the log."`
 	Version versionCmd `cmd:"" help:"Show the version of this program and of what is in it."`

@@ -4,15 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 
+	"outlog/node"
 	"outlog/store"
-)
-
-// Names in a data directory.
-const (
-	databaseFile = "outlog.db"
-	streamDir    = "jetstream" // the broker's store
 )
 
 // dataDir is the flag of all commands that work on an existing directory.
@@ -20,7 +14,7 @@ type dataDir struct {
 	Dir string `default:"./outlog-data" placeholder:"DIR" help:"Data directory (${default})."`
 }
 
-func (d dataDir) database() string { return filepath.Join(d.Dir, databaseFile) }
+func (d dataDir) database() string { return node.DatabasePath(d.Dir) }
 
 // openReader opens the directory's database for reading, beside a running node
 // or without one.

@@ -2,7 +2,9 @@ package cli_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
+	_ "modernc.org/sqlite" // driver "sqlite", to damage databases past our own code
 
 	"outlog/internal/cli"
 	"outlog/internal/lock"
@@ -30,20 +33,35 @@ func TestScripts(t *testing.T) {
 		Dir:                 "testdata",
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
+		Setup: func(env *testscript.Env) error {
+			env.Values[runningKey] = running{}
+			return nil
+		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"append": appendEvent,
-			"exits":  exits,
-			"hold":   hold,
+			"append": scriptAppend,
+			"exits":  scriptExits,
+			"hold":   scriptHold,
+			"http":   scriptHTTP,
+			"kill":   scriptKill,
+			"mode":   scriptMode,
+			"serve":  scriptServe,
+			"sql":    scriptSQL,
+			"stop":   scriptStop,
 		},
 	})
 }
 
-// appendEvent is: append DIR TYPE/ID EVENT-TYPE PAYLOAD. It makes the database if it
-// is not there.
-func appendEvent(ts *testscript.TestScript, neg bool, args []string) {
-	if neg || len(args) != 4 {
-		ts.Fatalf("usage: append DIR TYPE/ID EVENT-TYPE PAYLOAD")
+// arguments fails the script when a command is used wrongly.
+func arguments(ts *testscript.TestScript, neg, ok bool, usage string) {
+	if neg || !ok {
+		ts.Fatalf("usage: %s", usage)
 	}
+}
+
+// scriptAppend puts an event into the log of a directory, which it makes if it
+// is not there.
+func scriptAppend(ts *testscript.TestScript, neg bool, args []string) {
+	arguments(ts, neg, len(args) == 4, "append DIR TYPE/ID EVENT-TYPE PAYLOAD")
 	dir := ts.MkAbs(args[0])
 	ts.Check(os.MkdirAll(dir, 0o700))
 	ctx := context.Background()
@@ -60,12 +78,9 @@ func appendEvent(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(db.Close())
 }
 
-// exits is: exits STATUS COMMAND [ARG…]. It runs a command that must end with this
-// status.
-func exits(ts *testscript.TestScript, neg bool, args []string) {
-	if neg || len(args) < 2 {
-		ts.Fatalf("usage: exits STATUS COMMAND [ARG...]")
-	}
+// scriptExits runs a command that must end with this status.
+func scriptExits(ts *testscript.TestScript, neg bool, args []string) {
+	arguments(ts, neg, len(args) > 1, "exits STATUS COMMAND [ARG...]")
 	status := 0
 	err := ts.Exec(args[1], args[2:]...)
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
@@ -78,13 +93,30 @@ func exits(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// hold is: hold DIR. The script owns the directory from there to its end.
-func hold(ts *testscript.TestScript, neg bool, args []string) {
-	if neg || len(args) != 1 {
-		ts.Fatalf("usage: hold DIR")
-	}
+// scriptHold owns a directory until the script ends.
+func scriptHold(ts *testscript.TestScript, neg bool, args []string) {
+	arguments(ts, neg, len(args) == 1, "hold DIR")
 	l, err := lock.Acquire(filepath.Join(ts.MkAbs(args[0]), "outlog.db"))
 	ts.Check(err)
 	ts.Check(l.SetAddress("127.0.0.1:4711"))
 	ts.Defer(func() { ts.Check(l.Release()) })
+}
+
+// scriptMode checks the permission bits of a file.
+func scriptMode(ts *testscript.TestScript, neg bool, args []string) {
+	arguments(ts, neg, len(args) == 2, "mode OCTAL FILE")
+	st, err := os.Stat(ts.MkAbs(args[1]))
+	ts.Check(err)
+	if got := strconv.FormatUint(uint64(st.Mode()&fs.ModePerm), 8); got != args[0] {
+		ts.Fatalf("%s has mode %s, want %s", args[1], got, args[0])
+	}
+}
+
+// scriptSQL changes a database behind the service's back.
+func scriptSQL(ts *testscript.TestScript, neg bool, args []string) {
+	arguments(ts, neg, len(args) == 2, "sql DIR STATEMENTS")
+	db, err := sql.Open("sqlite", filepath.Join(ts.MkAbs(args[0]), "outlog.db"))
+	ts.Check(err)
+	_, err = db.Exec(args[1])
+	ts.Check(errors.Join(err, db.Close()))
 }

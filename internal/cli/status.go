@@ -67,7 +67,7 @@ func (c *statusCmd) sizes() (s sizes, err error) {
 	}{
 		{c.database(), &s.Database},
 		{c.database() + "-wal", &s.WAL},
-		{filepath.Join(c.Dir, streamDir), &s.Stream},
+		{filepath.Join(c.Dir, "jetstream"), &s.Stream},
 	} {
 		if *f.size, err = sizeOf(f.path); err != nil {
 			return s, err

@@ -1,0 +1,137 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"outlog/examples/orders"
+	"outlog/internal/lock"
+	"outlog/internal/web"
+	"outlog/node"
+	"outlog/store"
+)
+
+type serveCmd struct {
+	Dir          string        `default:"./outlog-data" placeholder:"DIR" help:"Data directory; it is made if it is not there (${default})."`
+	HTTP         string        `name:"http" default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Listen here; port 0 picks a free one (${default})."`
+	Synchronous  string        `default:"full" enum:"full,normal" placeholder:"MODE" help:"full: accepted orders survive power loss. normal: power loss may take the last ones (${default})."`
+	DrainTimeout time.Duration `default:"5s" placeholder:"DURATION" help:"Bounds each step of an orderly stop (${default})."`
+	Standby      bool          `help:"Wait while another process owns the directory, and take over when it ends."`
+	tokenFlag
+	logFlags
+}
+
+// readyDocument is the one line that serve prints, when it is ready.
+type readyDocument struct {
+	Event string `json:"event"`
+	HTTP  string `json:"http"` // host:port
+	Dir   string `json:"dir"`
+}
+
+const readyEvent = "ready"
+
+// Run runs the order service until the first signal, then drains.
+func (c *serveCmd) Run(ctx context.Context, out output) error {
+	if err := web.CheckListen(c.HTTP, c.Token); err != nil {
+		return err
+	}
+	log := c.logger(out.Err)
+	if owner, held, _ := lock.Holder(node.DatabasePath(c.Dir)); held && c.Standby {
+		log.Info("standing by until the owner of the directory ends", "dir", c.Dir, "owner_pid", owner.PID)
+	}
+	n, err := node.Open(ctx, node.Options{
+		Dir:          c.Dir,
+		Standby:      c.Standby,
+		Synchronous:  strings.ToUpper(c.Synchronous),
+		DrainTimeout: c.DrainTimeout,
+		Migrations:   []store.Migrations{orders.Migrations()},
+		Logger:       log,
+	})
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		return nil // told to stop while it was waiting
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(c.serve(ctx, n, log, out), n.Close())
+}
+
+// serve stops in order: first no more requests, then the node drains.
+func (c *serveCmd) serve(ctx context.Context, n *node.Node, log *slog.Logger, out output) error {
+	for _, o := range orders.Consumers() {
+		if err := n.Handle(o); err != nil {
+			return err
+		}
+	}
+	handler, err := c.handler(n, log)
+	if err != nil {
+		return err
+	}
+	ln, err := net.Listen("tcp", c.HTTP)
+	if err != nil {
+		return fmt.Errorf("%w; --http 127.0.0.1:0 picks a free port", err)
+	}
+	address := reachable(ln.Addr())
+	if err := n.Announce(address); err != nil {
+		return errors.Join(err, ln.Close())
+	}
+	requests, stopRequests := context.WithCancel(ctx)
+	defer stopRequests()
+	moving, stopMoving := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopMoving()
+	moved := make(chan error, 1)
+	go func() {
+		moved <- n.Run(moving)
+		stopRequests() // it only ends early with an error
+	}()
+	if err := writeJSON(out.Out, readyDocument{readyEvent, address, c.Dir}); err != nil {
+		stopRequests() // nobody learns the address
+		log.Error("stdout is closed", "error", err)
+	}
+	served := web.Serve(requests, ln, handler, c.DrainTimeout)
+	stopMoving()
+	return errors.Join(served, <-moved)
+}
+
+// handler answers for the order service, for health, and for verify.
+func (c *serveCmd) handler(n *node.Node, log *slog.Logger) (http.Handler, error) {
+	mux := http.NewServeMux()
+	orders.New(n, log).Routes(mux)
+	web.Health(mux, func(ctx context.Context) []string { return notReady(ctx, n) })
+	mux.HandleFunc("GET "+verifyStreamPath, func(w http.ResponseWriter, r *http.Request) {
+		if result, err := streamResult(r.Context(), n); err == nil { // else the client is gone
+			web.JSON(w, http.StatusOK, result)
+		}
+	})
+	host, _, err := net.SplitHostPort(c.HTTP)
+	if err != nil {
+		return nil, err
+	}
+	return web.Recover(log, web.Guard(web.Mux(mux), web.GuardOptions{Hosts: []string{host}, Token: c.Token})), nil
+}
+
+// notReady says why the pipeline does not move.
+func notReady(ctx context.Context, n *node.Node) (reasons []string) {
+	if err := n.Store().Reader().PingContext(ctx); err != nil {
+		reasons = append(reasons, "database: "+err.Error())
+	}
+	if s := n.Status(); !s.BrokerUp {
+		reasons = append(reasons, "broker: "+s.BrokerReason)
+	}
+	return reasons
+}
+
+// reachable is where commands on this machine find a listener: one on every
+// interface is also on loopback.
+func reachable(a net.Addr) string {
+	if t, ok := a.(*net.TCPAddr); ok && t.IP.IsUnspecified() {
+		return (&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: t.Port}).String()
+	}
+	return a.String()
+}
