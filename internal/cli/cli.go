@@ -19,6 +19,7 @@ const (
 // commands is the grammar of the command line.
 type commands struct {
 	Serve   serveCmd   `cmd:"" help:"Run the order service with relay, broker, consumers and HTTP."`
+	Demo    demoCmd    `cmd:"" help:"Place orders, kill the service again and again, and show that every promise is kept."`
 	Verify  verifyCmd  `cmd:"" help:"Check that log, stream, consumers and orders agree."`
 	Status  statusCmd  `cmd:"" help:"Show how far relay and consumers are behind the log."`
 	Events  eventsCmd  `cmd:"" help:"Show events of the log."`
