@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	_ "modernc.org/sqlite" // driver "sqlite", for a file that no code of ours has touched
 
+	"outlog/examples/orders"
 	"outlog/internal/admin"
 	"outlog/outbox"
 	"outlog/store"
@@ -19,7 +20,8 @@ import (
 
 // migrated opens a fresh database through the migrations.
 func migrated(t *testing.T) *store.DB {
-	db, err := store.Open(t.Context(), store.Options{Path: filepath.Join(t.TempDir(), "migrated.db"), Synchronous: "NORMAL"})
+	db, err := store.Open(t.Context(), store.Options{Path: filepath.Join(t.TempDir(), "migrated.db"),
+		Synchronous: "NORMAL", Migrations: []store.Migrations{orders.Migrations()}})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, db.Close()) })
 	return db
