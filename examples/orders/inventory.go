@@ -18,22 +18,32 @@ func reserve(ctx context.Context, tx *store.Tx, e consumer.Event[OrderCreated]) 
 	if err := checkOrder(e, e.Data.OrderID); err != nil {
 		return err
 	}
-	lines, err := json.Marshal(e.Data.Lines)
-	if err != nil {
-		return err
-	}
-	_, err = tx.ExecContext(ctx, `INSERT INTO reservations (order_id, sku, qty, event_id)
-		SELECT ?1, value ->> 'sku', sum(value ->> 'qty'), ?2 FROM json_each(?3) GROUP BY 2`, e.AggregateID, e.ID, string(lines))
-	if err != nil {
+	if err := insertReservations(ctx, tx, e.AggregateID, e.ID, e.Data.Lines); err != nil {
 		return fmt.Errorf("reserve: %w", err)
 	}
-	_, err = tx.ExecContext(ctx, `INSERT INTO inventory (sku, on_hand, reserved)
+	_, err := tx.ExecContext(ctx, `INSERT INTO inventory (sku, on_hand, reserved)
 		SELECT sku, 0, qty FROM reservations WHERE order_id = ?
 		ON CONFLICT (sku) DO UPDATE SET reserved = reserved + excluded.reserved`, e.AggregateID)
 	if err != nil {
 		return fmt.Errorf("raise reserved stock: %w", err)
 	}
 	return nil
+}
+
+// insertReservations writes them with one statement, like insertLines.
+func insertReservations(ctx context.Context, tx *store.Tx, orderID, eventID string, lines []Line) error {
+	if len(lines) == 1 {
+		_, err := tx.ExecContext(ctx, `INSERT INTO reservations (order_id, sku, qty, event_id) VALUES (?, ?, ?, ?)`,
+			orderID, lines[0].SKU, lines[0].Qty, eventID)
+		return err
+	}
+	b, err := json.Marshal(lines)
+	if err != nil {
+		return err
+	}
+	_, err = tx.ExecContext(ctx, `INSERT INTO reservations (order_id, sku, qty, event_id)
+		SELECT ?1, value ->> 'sku', sum(value ->> 'qty'), ?2 FROM json_each(?3) GROUP BY 2`, orderID, eventID, string(b))
+	return err
 }
 
 // release gives back what reserve took.
