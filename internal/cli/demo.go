@@ -48,21 +48,22 @@ func (c *demoCmd) Run(ctx context.Context, out output) (err error) {
 	}
 	fmt.Fprintf(out.Err, "outlog demo: --seed %d, directory %s\n", c.Seed, dir)
 	d, err := c.demonstrate(ctx, dataDir{dir}, out)
-	kept := ""
-	if temporary && err == nil && d.OK {
-		err = os.RemoveAll(dir)
-	} else {
-		kept = dir
+	kept := dir
+	if temporary && (err == nil && d.OK || ctx.Err() != nil) {
+		err = errors.Join(err, os.RemoveAll(dir))
+		kept = ""
 	}
 	if err != nil {
 		return err
 	}
+	people := out.Out
 	if c.JSON {
-		err = writeJSON(out.Out, d)
-	} else {
-		err = d.print(out.Out, kept)
+		if err := writeJSON(out.Out, d); err != nil || d.OK {
+			return err
+		}
+		people = out.Err // why it is not ok
 	}
-	if err == nil && !d.OK {
+	if err = d.print(people, kept); err == nil && !d.OK {
 		err = errReported
 	}
 	return err
