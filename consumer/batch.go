@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"fmt"
 	"runtime/debug"
 	"time"
 
@@ -30,15 +29,6 @@ type item struct {
 	attempts int  // failed ones so far
 }
 
-// failure is a handler that did not succeed.
-type failure struct {
-	eventID string
-	err     error
-}
-
-func (f *failure) Error() string { return f.err.Error() }
-func (f *failure) Unwrap() error { return f.err }
-
 // errChanged is returned when the consumer's row is not what this instance
 // last saw: a reset, or another instance was faster.
 var errChanged = errors.New("the consumer's state was changed")
@@ -46,24 +36,32 @@ var errChanged = errors.New("the consumer's state was changed")
 // progress is what a committed batch did.
 type progress struct {
 	state
-	rows    int // log rows the cursor passed
-	applied int
-	parked  int // newly parked, for whatever reason
-	more    bool
-	nextDue time.Time // of the earliest parked event, zero if there is none
+	rows      int // log rows the cursor passed
+	applied   int
+	parked    int       // newly parked, for whatever reason
+	failed    *item     // the event whose failure was recorded, if one was
+	effects   []item    // external effects to start now that their rows are committed
+	outage    error     // a handler's Outage that ended the batch
+	more      bool      // the batch ended before its work did
+	nextDue   time.Time // of the earliest parked event, zero if there is none
+	anyParked bool
+}
+
+// limits bound one batch.
+type limits struct {
+	items   int // events handled
+	effects int // external effects that may be started
 }
 
 // batch applies what is due among the parked events, and then rows, the log's
 // next. On an error nothing was applied.
-func (c *Consumer) batch(ctx context.Context, rows []outbox.Record) (progress, error) {
-	var failed *failure
+func (c *Consumer) batch(ctx context.Context, rows []outbox.Record, l limits, failed *failure) (progress, error) {
 	for {
-		p, err := c.attempt(ctx, rows, failed)
-		f, isFailure := errors.AsType[*failure](err)
-		if !isFailure || store.IsUnavailable(err) {
+		p, err := c.attempt(ctx, rows, l, failed)
+		if err == nil || isTrouble(err) {
 			return p, err
 		}
-		failed = f
+		failed, _ = errors.AsType[*failure](err)
 	}
 }
 
@@ -72,98 +70,116 @@ const maxBatchBytes = 8 << 20
 
 // attempt runs one transaction, on a goroutine of its own so that a handler's
 // Goexit ends that and not the consumer.
-func (c *Consumer) attempt(ctx context.Context, rows []outbox.Record, failed *failure) (p progress, err error) {
+func (c *Consumer) attempt(ctx context.Context, rows []outbox.Record, l limits, failed *failure) (p progress, err error) {
 	done := make(chan struct{})
 	returned := false
-	var current *item
+	var b *run
 	go func() {
 		defer close(done)
 		err = c.db.Update(ctx, func(tx *store.Tx) error {
-			var e error
-			p, e = c.apply(ctx, tx, rows, failed, &current)
+			b = &run{c: c, ctx: ctx, tx: tx, now: tx.Now(), deadline: time.Now().Add(c.opts.BatchTime), limits: l, failed: failed}
+			e := b.apply(rows)
+			p = b.progress
 			return e
 		})
 		returned = true
 	}()
 	<-done
+	c.setBusy(nil)
 	if !returned {
-		err = &failure{current.EventID, fmt.Errorf("handler ended its goroutine (runtime.Goexit)")}
+		err = &failure{b.current.EventID, errGoexit, b.stack}
 	}
 	return p, err
 }
 
+// run is one transaction of a batch.
+type run struct {
+	c        *Consumer
+	ctx      context.Context
+	tx       *store.Tx
+	now      time.Time
+	deadline time.Time
+	limits   limits
+	failed   *failure // the event to park instead of handling it
+	current  *item    // being handled
+	stack    string   // of a handler that did not return
+	progress progress
+	done     int
+	stop     bool
+}
+
 // apply is the body of the transaction.
-func (c *Consumer) apply(ctx context.Context, tx *store.Tx, rows []outbox.Record, failed *failure, current **item) (progress, error) {
-	s, err := readState(ctx, tx, c.opts.Name)
+func (b *run) apply(rows []outbox.Record) error {
+	c, p := b.c, &b.progress
+	s, err := readState(b.ctx, b.tx, c.opts.Name)
 	if err != nil {
-		return progress{}, err
+		return err
 	}
 	if s != c.state {
-		return progress{}, errChanged
+		return errChanged
 	}
-	p := progress{state: s}
+	p.state = s
 	if s.paused {
-		return p, nil
+		return nil
 	}
-	b := &run{c: c, ctx: ctx, tx: tx, now: tx.Now(), deadline: time.Now().Add(c.opts.BatchTime), progress: &p, failed: failed, current: current}
 	if err := b.parkedEvents(); err != nil {
-		return p, err
+		return err
 	}
 	for i := range rows {
 		if b.over() {
 			p.more = true
 			break
 		}
-		if err := b.fresh(&rows[i]); err != nil {
-			return p, err
+		passed, err := b.fresh(&rows[i])
+		if err != nil {
+			return err
+		}
+		if !passed {
+			p.more = true
+			break
 		}
 		p.position = rows[i].Position
 		p.rows++
 	}
 	if p.position != s.position {
-		r, err := tx.ExecContext(ctx, `UPDATE outlog_consumers SET position = ?, updated_at = ? WHERE name = ? AND generation = ? AND position = ?`,
-			p.position, b.now.UnixMicro(), c.opts.Name, s.generation, s.position)
-		if err != nil {
-			return p, err
-		}
-		if n, err := r.RowsAffected(); err != nil || n != 1 {
-			return p, errors.Join(errChanged, err)
+		if err := b.moveCursor(s); err != nil {
+			return err
 		}
 	}
-	if b.anyParked {
-		if p.nextDue, err = nextDue(ctx, tx, c.opts.Name); err != nil {
-			return p, err
+	if p.anyParked {
+		if p.nextDue, err = nextDue(b.ctx, b.tx, c.opts.Name); err != nil {
+			return err
 		}
 	}
-	return p, c.hook("consumer.after-handler")
+	return c.hook("consumer.after-handler")
 }
 
-// run is one run of apply.
-type run struct {
-	c         *Consumer
-	ctx       context.Context
-	tx        *store.Tx
-	now       time.Time
-	deadline  time.Time
-	progress  *progress
-	failed    *failure // the event to park instead of handling it
-	current   **item   // being handled
-	anyParked bool
-	done      int
-	stop      bool
+// moveCursor writes the cursor, and with it the proof that this run of the
+// program makes progress. It must hit the row that was read.
+func (b *run) moveCursor(from state) error {
+	r, err := b.tx.ExecContext(b.ctx, `UPDATE outlog_consumers SET position = ?, updated_at = ?
+		WHERE name = ? AND generation = ? AND position = ?`, b.progress.position, b.now.UnixMicro(), b.c.opts.Name, from.generation, from.position)
+	if err != nil {
+		return err
+	}
+	if n, err := r.RowsAffected(); err != nil || n != 1 {
+		return errors.Join(errChanged, err)
+	}
+	return nil
 }
 
-// over reports whether the batch has to end: its time is up, the consumer
-// stops, or an event has just failed.
+// over reports whether the batch has to end: its time or number is up, the
+// consumer stops, or an event has just failed.
 func (b *run) over() bool {
-	return b.stop || b.done > 0 && (time.Now().After(b.deadline) || b.ctx.Err() != nil)
+	return b.stop || b.done > 0 && (b.done >= b.limits.items || time.Now().After(b.deadline) || b.ctx.Err() != nil)
 }
 
 // parkedEvents applies the parked events that are due, and after each success
 // the next of its aggregate.
 func (b *run) parkedEvents() error {
 	var err error
-	if b.anyParked, err = hasParked(b.ctx, b.tx, b.c.opts.Name); err != nil || !b.anyParked {
+	p := &b.progress
+	if p.anyParked, err = hasParked(b.ctx, b.tx, b.c.opts.Name); err != nil || !p.anyParked {
 		return err
 	}
 	due, err := dueEvents(b.ctx, b.tx, b.c.opts.Name, b.now, b.c.opts.BatchRows)
@@ -172,11 +188,20 @@ func (b *run) parkedEvents() error {
 	}
 	for len(due) > 0 {
 		if b.over() {
-			b.progress.more = true
+			p.more = true
 			return nil
 		}
 		it := due[0]
 		due = due[1:]
+		if b.c.routes[it.Type].do != nil {
+			if len(p.effects) >= b.limits.effects {
+				continue // stays due
+			}
+			if err := b.startEffect(&it); err != nil {
+				return err
+			}
+			continue
+		}
 		applied, err := b.handle(&it)
 		if err != nil {
 			return err
@@ -193,23 +218,43 @@ func (b *run) parkedEvents() error {
 }
 
 // fresh applies one row of the log, or parks it behind an earlier event of its
-// aggregate.
-func (b *run) fresh(r *outbox.Record) error {
-	if _, routed := b.c.routes[r.Type]; !routed {
-		return nil
+// aggregate, or starts its external effect. passed: the cursor may move over
+// it.
+func (b *run) fresh(r *outbox.Record) (passed bool, err error) {
+	route, routed := b.c.routes[r.Type]
+	if !routed {
+		return true, nil
 	}
-	if b.anyParked {
-		waits, err := hasParkedAggregate(b.ctx, b.tx, b.c.opts.Name, r.Aggregate())
+	if b.progress.anyParked {
+		waits, err := b.waits(r.Aggregate())
 		if err != nil {
-			return err
+			return false, err
 		}
 		if waits {
 			b.progress.parked++
-			return b.park(r, "blocked", 0, 0, "waits for an earlier event of its aggregate")
+			b.progress.anyParked = true
+			return true, insertParked(b.ctx, b.tx, b.c.opts.Name, r, "blocked", b.now, "waits for an earlier event of its aggregate")
 		}
 	}
-	_, err := b.handle(&item{Record: *r})
-	return err
+	it := &item{Record: *r}
+	if route.do != nil {
+		if len(b.progress.effects) >= b.limits.effects {
+			return false, nil
+		}
+		b.progress.anyParked = true
+		applied, err := inInbox(b.ctx, b.tx, b.c.opts.Name, r.EventID)
+		if err != nil || applied {
+			return true, err
+		}
+		if err := insertParked(b.ctx, b.tx, b.c.opts.Name, r, "running", b.now, ""); err != nil {
+			return false, err
+		}
+		return true, b.startEffect(it)
+	}
+	if _, err := b.handle(it); err != nil {
+		return false, err
+	}
+	return b.progress.outage == nil, nil
 }
 
 // handle applies one event unless its inbox row is there already. A failure
@@ -217,44 +262,69 @@ func (b *run) fresh(r *outbox.Record) error {
 func (b *run) handle(it *item) (applied bool, err error) {
 	if b.failed != nil && b.failed.eventID == it.EventID {
 		b.stop = true
-		return false, b.recordFailure(it, b.failed.err)
+		if isOutage(b.failed.err) {
+			b.progress.outage = b.failed.err
+			return false, nil
+		}
+		b.progress.failed, b.progress.anyParked = it, true
+		if !it.parked {
+			b.progress.parked++
+		}
+		return false, b.recordFailure(it, b.failed)
 	}
 	b.done++
-	r, err := b.tx.ExecContext(b.ctx, `INSERT INTO outlog_inbox (consumer, event_id, position, applied_at) VALUES (?, ?, ?, ?)
-		ON CONFLICT DO NOTHING`, b.c.opts.Name, it.EventID, it.Position, b.now.UnixMicro())
+	r, err := b.tx.ExecContext(b.ctx, insertInbox, b.c.opts.Name, it.EventID, it.Position, b.now.UnixMicro())
 	if err != nil {
 		return false, err
 	}
 	if n, err := r.RowsAffected(); err != nil || n == 0 {
 		return true, err // applied before: never twice
 	}
-	*b.current = it
+	b.current = it
 	err = b.call(it)
 	if err == nil {
 		err = b.tx.Err() // a handler can break the transaction and hide it
 	}
 	if err != nil {
-		return false, &failure{it.EventID, err}
+		return false, &failure{it.EventID, err, b.stack}
 	}
 	b.progress.applied++
 	return true, nil
 }
 
+const insertInbox = `INSERT INTO outlog_inbox (consumer, event_id, position, applied_at) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING`
+
 // call runs the handler and turns a panic into an error.
 func (b *run) call(it *item) (err error) {
 	start := time.Now()
+	returned := false
+	b.c.setBusy(&busy{it.Type, it.EventID, start})
 	defer func() {
 		if p := recover(); p != nil {
-			err = fmt.Errorf("handler panicked: %v\n%s", p, debug.Stack())
+			err, b.stack = panicked(p), string(debug.Stack())
+		} else if !returned {
+			b.stack = string(debug.Stack())
 		}
 		if d := time.Since(start); d > slowHandler {
 			b.c.opts.Logger.Warn("slow handler held up all writers", "consumer", b.c.opts.Name, "type", it.Type,
 				"event", it.EventID, "held", d.Round(time.Millisecond))
 		}
 	}()
+	route, ok := b.c.routes[it.Type]
+	if !ok || route.apply == nil {
+		returned = true
+		return Permanent(errNoRoute)
+	}
 	// Not cancelled when the consumer stops: a stop is not a failed attempt.
-	return b.c.routes[it.Type].apply(context.WithoutCancel(b.ctx), b.tx, &it.Record, it.attempts+1)
+	ctx := outbox.WithInput(context.WithoutCancel(b.ctx), b.c.opts.Name, &it.Record)
+	err = route.apply(ctx, b.tx, &it.Record, it.attempts+1)
+	returned = true
+	return err
 }
+
+// errNoRoute is why a parked event is dead whose type the program no longer
+// handles.
+var errNoRoute = errors.New("the consumer has no route for this event type any more")
 
 // slowHandler is how long a handler may hold the database before it is named.
 const slowHandler = 50 * time.Millisecond

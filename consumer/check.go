@@ -19,7 +19,9 @@ var contradictions = []struct{ what, query string }{
 SELECT c.name, o.position FROM outlog_consumers c JOIN outbox o ON o.position > c.start_position AND o.position <= c.position
  WHERE EXISTS (SELECT 1 FROM json_each(c.types) WHERE value = o.type)
    AND NOT EXISTS (SELECT 1 FROM outlog_inbox i WHERE i.consumer = c.name AND i.event_id = o.event_id)
-   AND NOT EXISTS (SELECT 1 FROM outlog_parked k WHERE k.consumer = c.name AND k.event_id = o.event_id)`},
+   AND NOT EXISTS (SELECT 1 FROM outlog_parked k WHERE k.consumer = c.name AND k.event_id = o.event_id)
+   AND NOT EXISTS (SELECT 1 FROM outlog_attempts d WHERE d.consumer = c.name AND d.event_id = o.event_id AND d.outcome = 'discarded')
+   AND NOT EXISTS (SELECT 1 FROM outlog_skips s WHERE s.consumer = c.name AND o.position > s.after_position AND o.position <= s.through_position)`},
 	{"is both applied and parked", `
 SELECT k.consumer, k.position FROM outlog_parked k JOIN outlog_inbox i ON i.consumer = k.consumer AND i.event_id = k.event_id`},
 	{"is applied although it is not in the log", `
@@ -32,12 +34,13 @@ SELECT d.consumer, d.position FROM (SELECT consumer, position FROM outlog_inbox 
        SELECT consumer, position FROM outlog_parked WHERE consumer <> 'relay') d LEFT JOIN outlog_consumers c ON c.name = d.consumer
  WHERE c.name IS NULL OR d.position > c.position`},
 	{"waits behind nothing", `
-SELECT k.consumer, k.position FROM outlog_parked k WHERE k.state = 'blocked' AND NOT EXISTS (SELECT 1 FROM outlog_parked e
- WHERE e.consumer = k.consumer AND e.aggregate_type = k.aggregate_type AND e.aggregate_id = k.aggregate_id AND e.position < k.position)`},
+SELECT k.consumer, k.position FROM outlog_parked k LEFT JOIN outlog_consumers c ON c.name = k.consumer WHERE k.state = 'blocked' AND NOT EXISTS (SELECT 1 FROM outlog_parked e
+ WHERE e.consumer = k.consumer AND NOT (e.state = 'dead' AND c.on_dead = 'skip') AND e.aggregate_type = k.aggregate_type AND e.aggregate_id = k.aggregate_id AND e.position < k.position)`},
 	{"was applied although an earlier event of its aggregate is parked", `
 SELECT k.consumer, o.position FROM outlog_parked k JOIN outlog_aggregates a ON a.aggregate_type = k.aggregate_type AND a.aggregate_id = k.aggregate_id
   JOIN outbox o ON o.position = a.last_position AND o.position > k.position
-  JOIN outlog_inbox i ON i.consumer = k.consumer AND i.event_id = o.event_id`},
+  JOIN outlog_inbox i ON i.consumer = k.consumer AND i.event_id = o.event_id
+  JOIN outlog_consumers c ON c.name = k.consumer AND c.on_dead = 'block'`},
 }
 
 func checkConsumers(ctx context.Context, q store.Querier) (string, error) {
@@ -52,8 +55,10 @@ func checkConsumers(ctx context.Context, q store.Querier) (string, error) {
 			return "", err
 		}
 	}
-	var consumers, applied, parked int64
+	var consumers, applied, parked, skipped int64
 	err := q.QueryRowContext(ctx, `SELECT (SELECT count(*) FROM outlog_consumers), (SELECT count(*) FROM outlog_inbox),
-		(SELECT count(*) FROM outlog_parked WHERE consumer <> 'relay')`).Scan(&consumers, &applied, &parked)
-	return fmt.Sprintf("%d consumers, %d applied, %d parked", consumers, applied, parked), err
+		(SELECT count(*) FROM outlog_parked WHERE consumer <> 'relay'),
+		(SELECT count(*) FROM outlog_skips s JOIN outbox o ON o.position > s.after_position AND o.position <= s.through_position)`).
+		Scan(&consumers, &applied, &parked, &skipped)
+	return fmt.Sprintf("%d consumers, %d applied, %d parked, %d skipped by resets", consumers, applied, parked, skipped), err
 }

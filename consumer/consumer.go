@@ -22,31 +22,54 @@ type Consumer struct {
 	routes map[string]Route
 
 	// Of the goroutine in Run:
-	state   state
-	high    int64      // highest position delivered
-	waiting []Delivery // delivered, not yet acked, in stream order
-	nextDue time.Time  // of the earliest parked event
-	failed  int        // batches in a row that met database trouble
-	trouble time.Time  // since when
+	state    state
+	isolate  int        // events still to run one by one, see isolate.go
+	high     int64      // highest position delivered
+	waiting  []Delivery // delivered, not yet acked, in stream order
+	nextDue  time.Time  // of the earliest parked event
+	failures int        // batches in a row that met database trouble
+	effects  *effects
+
+	generation atomic.Int64
+	stray      atomic.Int64
+	busy       atomic.Pointer[busy]
+	pause      pauser
+	nudged     chan struct{} // capacity 1: look at the parked events
 
 	mu     sync.Mutex
 	moved  chan struct{} // closed and replaced when the cursor moves
 	status Status
-	stray  atomic.Int64
 }
 
 // Status is a consumer's state, for people and metrics.
 type Status struct {
 	Name         string
 	Position     int64     // the cursor
-	Paused       bool      //
+	Paused       bool      // by a person
+	PausedSince  time.Time // by itself, zero if it is not
+	PausedReason string
 	Applied      int64     // events applied by this process
 	Parked       int64     // events parked by this process
 	Strays       int64     // deliveries that are not in the log, ignored
 	SourceDown   bool      // the stream does not answer; the log is read instead
 	TroubleSince time.Time // of the database, zero if there is none
-	LastError    string
+	LastError    string    // of that trouble
+	Handling     string    // type and id of the event in an Apply handler now, "" if none
+	HandlingFor  time.Duration
 }
+
+// busy is the event in an Apply handler.
+type busy struct {
+	eventType, eventID string
+	since              time.Time
+}
+
+func (c *Consumer) setBusy(b *busy) { c.busy.Store(b) }
+
+var (
+	// ErrRemoved is returned by Run when the consumer was removed while it ran.
+	ErrRemoved = errors.New("consumer was removed")
+)
 
 // New returns a consumer that reads log and is woken by source. It does no I/O.
 func New(db *store.DB, log *outbox.Log, source Source, o Options) (*Consumer, error) {
@@ -54,7 +77,8 @@ func New(db *store.DB, log *outbox.Log, source Source, o Options) (*Consumer, er
 	if err != nil {
 		return nil, err
 	}
-	c := &Consumer{db: db, log: log, source: source, opts: o, routes: map[string]Route{}, moved: make(chan struct{})}
+	c := &Consumer{db: db, log: log, source: source, opts: o, routes: map[string]Route{}, moved: make(chan struct{}), nudged: make(chan struct{}, 1)}
+	c.pause.log, c.pause.name = o.Logger, o.Name
 	c.status.Name = o.Name
 	for _, r := range o.Routes {
 		c.routes[r.eventType] = r
@@ -68,24 +92,26 @@ func (c *Consumer) Name() string { return c.opts.Name }
 // Status returns the consumer's state. Safe from any goroutine.
 func (c *Consumer) Status() Status {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	s := c.status
+	c.mu.Unlock()
 	s.Strays = c.stray.Load()
+	s.PausedSince, s.PausedReason = c.pause.spell()
+	if b := c.busy.Load(); b != nil {
+		s.Handling, s.HandlingFor = b.eventType+" "+b.eventID, time.Since(b.since)
+	}
 	return s
 }
 
-// Register makes or reads the consumer's row. Run does it too; a caller that
-// wants to know early that the consumer cannot start calls it before.
-//
-// Errors: ErrNewTypes, ErrPruned, ErrInvalidOption, or the database's.
-func (c *Consumer) Register(ctx context.Context) error { return c.register(ctx) }
-
 // Run applies events until ctx ends, then returns nil: the batch under way is
-// finished, and counts as nobody's failed attempt. Trouble of the database or
-// the stream is not an error of Run; it backs off and goes on.
+// finished, external effects have Options.DrainTimeout to end, and nothing
+// counts as a failed attempt. Trouble of the database or the stream is not an
+// error of Run; it backs off and goes on. One instance of a consumer with Do
+// routes may run at a time.
+//
+// Errors: ErrNewTypes, ErrPruned, ErrInvalidOption, ErrRemoved.
 func (c *Consumer) Run(ctx context.Context) error {
 	for {
-		err := c.register(ctx)
+		err := c.begin(ctx)
 		if err == nil {
 			break
 		}
@@ -99,38 +125,48 @@ func (c *Consumer) Run(ctx context.Context) error {
 	}
 	c.recovered(progress{state: c.state})
 
+	effectsCtx, cut := context.WithCancel(context.WithoutCancel(ctx))
+	defer cut()
+	c.effects = newEffects(effectsCtx, c)
+
+	fetchCtx, stopFetch := context.WithCancel(ctx)
 	var wg sync.WaitGroup
-	defer wg.Wait()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	deliveries := make(chan []Delivery)
 	down := make(chan bool)
-	wg.Go(func() { c.fetch(ctx, deliveries, down) })
-	c.loop(ctx, deliveries, down)
-	return nil
+	wg.Go(func() { c.fetch(fetchCtx, deliveries, down) })
+	err := c.loop(ctx, deliveries, down)
+	stopFetch()
+	wg.Wait()
+	c.effects.drain(cut)
+	if err == nil {
+		endCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.opts.DrainTimeout)
+		defer cancel()
+		_ = c.end(endCtx) // otherwise this was an unclean end, which is harmless
+	}
+	return err
 }
 
 // fetch reads deliveries from the source and says when it goes down and comes
 // back.
 func (c *Consumer) fetch(ctx context.Context, deliveries chan<- []Delivery, down chan<- bool) {
+	say := func(isDown bool) {
+		select {
+		case down <- isDown:
+		case <-ctx.Done():
+		}
+	}
 	for failures := 0; ctx.Err() == nil; {
 		ds, err := c.source.Fetch(ctx, fetchMax)
 		if err != nil {
 			if failures++; failures == 1 {
-				select {
-				case down <- true:
-				case <-ctx.Done():
-				}
+				say(true)
 			}
 			c.sleep(ctx, jitter(10*time.Millisecond, time.Second, failures))
 			continue
 		}
 		if failures > 0 {
 			failures = 0
-			select {
-			case down <- false:
-			case <-ctx.Done():
-			}
+			say(false)
 		}
 		select {
 		case deliveries <- ds:
@@ -145,11 +181,13 @@ const (
 )
 
 // loop waits for a reason to look at the log, and applies what there is.
-func (c *Consumer) loop(ctx context.Context, deliveries <-chan []Delivery, down <-chan bool) {
+func (c *Consumer) loop(ctx context.Context, deliveries <-chan []Delivery, down <-chan bool) error {
 	changed, unsubscribe := c.db.Subscribe()
 	defer unsubscribe()
 	poll := time.NewTimer(0) // look once at start, whatever the stream says
 	defer poll.Stop()
+	timer := time.NewTimer(0) // of parked events and pauses
+	defer timer.Stop()
 	sourceDown := false
 	for {
 		through, lookAtParked := c.high, false
@@ -160,13 +198,10 @@ func (c *Consumer) loop(ctx context.Context, deliveries <-chan []Delivery, down 
 		if len(c.waiting) > maxWaiting {
 			in = nil
 		}
-		var due <-chan time.Time
-		if !c.nextDue.IsZero() {
-			due = time.After(c.nextDue.Sub(c.db.Now()))
-		}
+		timer.Reset(c.untilDue())
 		select {
 		case <-ctx.Done():
-			return
+			return nil
 		case ds := <-in:
 			c.receive(ds)
 			through = c.high
@@ -175,18 +210,64 @@ func (c *Consumer) loop(ctx context.Context, deliveries <-chan []Delivery, down 
 			through = endOfLog
 		case <-wake:
 			through = endOfLog
-		case <-due:
+		case <-c.nudged:
+			lookAtParked = true
+		case <-timer.C:
+			through, lookAtParked = endOfLog, true
 		case <-poll.C:
-			// A parked event's time may have been set by a clock that has since
-			// stepped back: look, whatever the timer says.
-			through, lookAtParked = endOfLog, !c.nextDue.IsZero()
+			through = endOfLog
+			poll.Reset(c.opts.Poll)
+			if err := c.tick(ctx); err != nil {
+				return err
+			}
 		}
-		c.catchUp(ctx, through, lookAtParked)
-		poll.Reset(c.opts.Poll)
+		if c.high > c.state.position || !sourceDown && through < endOfLog {
+			poll.Reset(c.opts.Poll) // the stream is alive
+		}
+		if err := c.catchUp(ctx, through, lookAtParked); err != nil {
+			return err
+		}
 	}
 }
 
 const endOfLog = 1<<63 - 1
+
+// untilDue is how long until a parked event is due or a pause is over.
+func (c *Consumer) untilDue() time.Duration {
+	if d := c.pause.left(); d > 0 {
+		return d
+	}
+	if c.nextDue.IsZero() || c.effects.room() == 0 { // the end of an effect nudges
+		return time.Hour
+	}
+	return c.nextDue.Sub(c.db.Now())
+}
+
+// tick looks for what other programs have done to the consumer: requests, and
+// parked events made due.
+func (c *Consumer) tick(ctx context.Context) error {
+	if err := c.serveRequest(ctx); err != nil {
+		return err
+	}
+	due, err := nextDue(ctx, c.db.Reader(), c.opts.Name)
+	if err == nil {
+		c.nextDue = due
+		// One whose time lies too far ahead was set by a clock that has since
+		// stepped back; the batch knows.
+		if !due.IsZero() && due.After(c.db.Now().Add(time.Minute)) {
+			c.nudge()
+		}
+	}
+	return nil
+}
+
+// nudge makes the loop look at the parked events.
+func (c *Consumer) nudge() {
+	select {
+	case c.nudged <- struct{}{}:
+	default:
+	}
+}
 
 // receive takes deliveries over. Those that are not of this log are strays.
 func (c *Consumer) receive(ds []Delivery) {
@@ -202,22 +283,32 @@ func (c *Consumer) receive(ds []Delivery) {
 
 // catchUp applies batch after batch until the cursor has reached through, or
 // the log's end, and no parked event is due; and acks what that finishes.
-func (c *Consumer) catchUp(ctx context.Context, through int64, lookAtParked bool) {
-	for ctx.Err() == nil {
+func (c *Consumer) catchUp(ctx context.Context, through int64, lookAtParked bool) error {
+	for ctx.Err() == nil && c.pause.left() <= 0 {
 		rows, err := c.log.Read(ctx, c.state.position, outbox.Page{Rows: c.opts.BatchRows, Bytes: maxBatchBytes, Through: max(through, c.state.position)})
 		if err == nil && len(rows) == 0 && !lookAtParked && !c.dueNow() {
 			c.settle(c.state.position, nil, through < endOfLog)
-			return
+			return nil
 		}
+		from := c.state.position
 		var p progress
-		if err == nil {
-			p, err = c.batch(ctx, rows)
+		switch {
+		case err != nil:
+		case c.isolate > 0:
+			p, err = c.isolated(ctx, rows)
+		default:
+			if p, err = c.batch(ctx, rows, limits{items: c.opts.BatchRows, effects: c.effects.room()}, nil); err == nil {
+				c.committed(p)
+			}
 		}
 		if errors.Is(err, errChanged) {
-			if err = c.register(ctx); err == nil {
+			if err = c.reload(ctx); err == nil {
 				c.recovered(progress{state: c.state})
 				continue
 			}
+		}
+		if errors.Is(err, ErrRemoved) {
+			return err
 		}
 		if err != nil {
 			if ctx.Err() == nil {
@@ -225,20 +316,56 @@ func (c *Consumer) catchUp(ctx context.Context, through int64, lookAtParked bool
 			}
 			continue
 		}
-		from := c.state.position
-		c.state, c.nextDue, lookAtParked = p.state, p.nextDue, false
-		if c.hook("consumer.after-commit") != nil {
-			return
-		}
-		c.recovered(p)
-		if p.paused {
-			return
+		if c.hook("consumer.after-commit") != nil || p.paused {
+			return nil
 		}
 		c.settle(from, rows[:p.rows], false)
-		if !p.more && !c.dueNow() && c.state.position == through {
-			return
+		lookAtParked = false
+		stuck := p.rows == 0 && p.applied == 0 && p.failed == nil && len(p.effects) == 0 && c.isolate == 0
+		if stuck || !p.more && !c.dueNow() && c.state.position == through {
+			return nil
 		}
 	}
+	return nil
+}
+
+// committed takes over what a batch did.
+func (c *Consumer) committed(p progress) {
+	c.setState(p.state)
+	c.nextDue = p.nextDue
+	for _, it := range p.effects {
+		c.effects.start(it)
+	}
+	if p.applied > 0 {
+		c.pause.success()
+	}
+	if p.failed != nil {
+		c.pause.failure(p.failed.Aggregate())
+	}
+	if p.outage != nil {
+		c.pause.outage(p.outage)
+	}
+	c.recovered(p)
+}
+
+// effectEnded takes over the stored result of an external effect. It runs on
+// the effect's goroutine.
+func (c *Consumer) effectEnded(it *item, f *failure, outage error) {
+	switch {
+	case outage != nil:
+		c.pause.outage(outage)
+	case f != nil:
+		c.pause.failure(it.Aggregate())
+	default:
+		c.pause.success()
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if f == nil {
+		c.status.Applied++
+	}
+	close(c.moved)
+	c.moved = make(chan struct{})
 }
 
 func (c *Consumer) dueNow() bool {
@@ -282,30 +409,30 @@ func isRow(rows []outbox.Record, d outbox.Record) bool {
 // inTrouble notes a failed batch, logs the first of a row, and returns how
 // long to wait.
 func (c *Consumer) inTrouble(err error) time.Duration {
-	c.failed++
-	if c.trouble.IsZero() {
-		c.trouble = time.Now()
+	c.failures++
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.status.TroubleSince.IsZero() {
+		c.status.TroubleSince = time.Now()
 		c.opts.Logger.Warn("consumer is held up by the database", "consumer", c.opts.Name, "position", c.state.position, "error", err)
 	}
-	c.mu.Lock()
-	c.status.TroubleSince, c.status.LastError = c.trouble, err.Error()
-	c.mu.Unlock()
-	return jitter(5*time.Millisecond, time.Second, c.failed) + time.Millisecond
+	c.status.LastError = err.Error()
+	return jitter(5*time.Millisecond, time.Second, c.failures) + time.Millisecond
 }
 
 // recovered publishes what a batch did and ends a spell of trouble.
 func (c *Consumer) recovered(p progress) {
-	if !c.trouble.IsZero() {
-		c.opts.Logger.Info("consumer goes on", "consumer", c.opts.Name, "held_up_for", time.Since(c.trouble).Round(time.Millisecond))
-		c.trouble = time.Time{}
-	}
-	c.failed = 0
+	c.failures = 0
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.status.Position, c.status.Paused = p.position, p.paused
-	c.status.Applied += int64(p.applied)
-	c.status.Parked += int64(p.parked)
-	c.status.TroubleSince, c.status.LastError = time.Time{}, ""
+	s := &c.status
+	if !s.TroubleSince.IsZero() {
+		c.opts.Logger.Info("consumer goes on", "consumer", c.opts.Name, "held_up_for", time.Since(s.TroubleSince).Round(time.Millisecond))
+		s.TroubleSince, s.LastError = time.Time{}, ""
+	}
+	s.Position, s.Paused = p.position, p.state.paused
+	s.Applied += int64(p.applied)
+	s.Parked += int64(p.parked)
 	close(c.moved)
 	c.moved = make(chan struct{})
 }

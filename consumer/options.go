@@ -1,10 +1,13 @@
 package consumer
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"time"
+
+	"outlog/store"
 )
 
 // Start is where a consumer begins when it runs for the first time.
@@ -53,6 +56,25 @@ type Options struct {
 	// BackoffMin and BackoffMax bound the delay before the next attempt; it
 	// doubles from one to the other. 0: 100 ms and 5 min.
 	BackoffMin, BackoffMax time.Duration
+	// OnDead says what a dead event does to the later ones of its aggregate:
+	// Block (default) makes them wait for a redrive or discard, Skip lets them
+	// go on, out of order.
+	OnDead OnDead
+	// Concurrency is how many external effects (Do) run at once, 1 to 1024.
+	// 0: 8.
+	Concurrency int
+	// HandlerTimeout ends the context of a Do handler, 1 ms to 24 h. 0: 30 s.
+	HandlerTimeout time.Duration
+	// DrainTimeout is how long a stop waits for external effects, 1 ms to
+	// 10 min. 0: 5 s.
+	DrainTimeout time.Duration
+	// Clear undoes exactly the effects of events at positions above after, in
+	// the transaction that resets the consumer. nil: it cannot be reset to an
+	// earlier position.
+	Clear func(ctx context.Context, tx *store.Tx, after int64) error
+	// ClearAll says that Clear can only undo everything: resets go to the
+	// beginning or nowhere.
+	ClearAll bool
 	// Poll is the longest time without a look at the log, 10 ms to 1 min.
 	// 0: 1 s. Wake-ups make it unnecessary; the guarantee does not rest on them.
 	Poll time.Duration
@@ -62,6 +84,16 @@ type Options struct {
 	// loop; an error fails the step. For tests only.
 	Failpoint func(point string) error
 }
+
+// OnDead is what a dead event does to the later ones of its aggregate.
+type OnDead int
+
+const (
+	Block OnDead = iota // they wait
+	Skip                // they go on
+)
+
+func (d OnDead) String() string { return [...]string{"block", "skip"}[d] }
 
 var (
 	// ErrInvalidOption is returned for an option out of its range.
@@ -92,8 +124,8 @@ func (o Options) withDefaults() (Options, error) {
 	}
 	seen := map[string]bool{}
 	for _, r := range o.Routes {
-		if r.eventType == "" || r.apply == nil || seen[r.eventType] {
-			return o, invalid("Routes", fmt.Sprintf("%q", r.eventType), "made by Apply, one per type")
+		if r.eventType == "" || r.apply == nil && r.do == nil || seen[r.eventType] {
+			return o, invalid("Routes", fmt.Sprintf("%q", r.eventType), "made by Apply or Do, one per type")
 		}
 		seen[r.eventType] = true
 	}
@@ -104,6 +136,7 @@ func (o Options) withDefaults() (Options, error) {
 	}{
 		{"BatchRows", &o.BatchRows, 512, 1, 4096},
 		{"MaxAttempts", &o.MaxAttempts, 10, 1, 1000},
+		{"Concurrency", &o.Concurrency, 8, 1, 1024},
 	} {
 		if *f.value == 0 {
 			*f.value = f.def
@@ -120,6 +153,8 @@ func (o Options) withDefaults() (Options, error) {
 		{"BatchTime", &o.BatchTime, 10 * time.Millisecond, time.Millisecond, time.Second},
 		{"BackoffMin", &o.BackoffMin, 100 * time.Millisecond, time.Millisecond, time.Hour},
 		{"BackoffMax", &o.BackoffMax, 5 * time.Minute, o.BackoffMin, 24 * time.Hour},
+		{"HandlerTimeout", &o.HandlerTimeout, 30 * time.Second, time.Millisecond, 24 * time.Hour},
+		{"DrainTimeout", &o.DrainTimeout, 5 * time.Second, time.Millisecond, 10 * time.Minute},
 		{"Poll", &o.Poll, time.Second, 10 * time.Millisecond, time.Minute},
 	} {
 		if *f.value == 0 {
@@ -128,6 +163,9 @@ func (o Options) withDefaults() (Options, error) {
 		if *f.value < f.low || *f.value > f.top {
 			return o, invalid(f.name, *f.value, fmt.Sprintf("%v to %v", f.low, f.top))
 		}
+	}
+	if o.OnDead != Block && o.OnDead != Skip {
+		return o, invalid("OnDead", int(o.OnDead), "Block or Skip")
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)

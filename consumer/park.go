@@ -11,62 +11,97 @@ import (
 )
 
 // Parked events: the first of an aggregate waits for its next attempt
-// (retrying) or for a person (dead); later ones of the aggregate wait behind
-// it (blocked). States:
+// (retrying), for its external effect (running) or for a person (dead); later
+// ones of the aggregate wait behind it (blocked).
 //
 //	fresh ──fails──► retrying ──fails, attempts left──► retrying
-//	  │                 │  └────fails, none left──────► dead
+//	  │                 │  └────fails, none left──────► dead ──redrive──► retrying
 //	  │                 └──succeeds──► applied, the next of its aggregate retries at once
-//	  └─an earlier one of its aggregate is parked─► blocked
+//	  ├──has a Do route──► running ──succeeds──► applied; fails ──► retrying ──due──► running
+//	  └──an earlier one of its aggregate is parked──► blocked
+//
+// With OnDead Skip a dead event blocks nobody.
 
 const maxErrorBytes = 8 << 10
 
-// park inserts an event into outlog_parked.
-func (b *run) park(r *outbox.Record, state string, attempts int, delay time.Duration, reason string) error {
-	b.anyParked = true
-	_, err := b.tx.ExecContext(b.ctx, `INSERT INTO outlog_parked (consumer, event_id, position, aggregate_type, aggregate_id, state,
-			attempts, next_attempt_at, delay_us, last_error, parked_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-		ON CONFLICT (consumer, event_id) DO UPDATE SET state = excluded.state, attempts = excluded.attempts,
-			next_attempt_at = excluded.next_attempt_at, delay_us = excluded.delay_us, last_error = excluded.last_error`,
-		b.c.opts.Name, r.EventID, r.Position, r.AggregateType, r.AggregateID, state, attempts,
-		b.now.Add(delay).UnixMicro(), delay.Microseconds(), shorten(reason), b.now.UnixMicro())
+// insertParked parks an event for the first time.
+func insertParked(ctx context.Context, tx *store.Tx, consumer string, r *outbox.Record, state string, now time.Time, reason string) error {
+	_, err := tx.ExecContext(ctx, `INSERT INTO outlog_parked (consumer, event_id, position, aggregate_type, aggregate_id, state,
+			attempts, next_attempt_at, last_error, parked_at) VALUES (?, ?, ?, ?, ?, ?, 0, ?, ?, ?)`,
+		consumer, r.EventID, r.Position, r.AggregateType, r.AggregateID, state, now.UnixMicro(), reason, now.UnixMicro())
 	return err
 }
 
-// recordFailure parks an event after a failed attempt.
-func (b *run) recordFailure(it *item, cause error) error {
-	o := &b.c.opts
-	attempts := it.attempts + 1
-	state, delay := "retrying", jitter(o.BackoffMin, o.BackoffMax, attempts)
-	if attempts >= o.MaxAttempts {
-		state, delay = "dead", 0
-		o.Logger.Error("event is dead", "consumer", o.Name, "event", it.EventID, "type", it.Type, "position", it.Position,
-			"attempts", attempts, "error", firstLine(cause.Error()))
+// recordFailure parks an event after a failed attempt and keeps the attempt.
+func (b *run) recordFailure(it *item, f *failure) error {
+	c := b.c
+	return c.recordFailure(b.ctx, b.tx, b.now, it, f)
+}
+
+func (c *Consumer) recordFailure(ctx context.Context, tx *store.Tx, now time.Time, it *item, f *failure) error {
+	o := &c.opts
+	n := it.attempts + 1
+	v := o.judge(f.err, n)
+	log := o.Logger.With("consumer", o.Name, "event", it.EventID, "type", it.Type, "position", it.Position, "attempt", n, "error", firstLine(f.err.Error()))
+	if v.state == "dead" {
+		log.Error("event is dead")
 	} else {
-		o.Logger.Warn("event failed and is parked", "consumer", o.Name, "event", it.EventID, "type", it.Type, "position", it.Position,
-			"attempt", attempts, "next_in", delay.Round(time.Millisecond), "error", firstLine(cause.Error()))
+		log.Warn("event failed and is parked", "next_in", v.delay.Round(time.Millisecond))
 	}
-	if !it.parked {
-		b.progress.parked++
+	text := shorten(f.err.Error())
+	if _, err := tx.ExecContext(ctx, `INSERT INTO outlog_parked (consumer, event_id, position, aggregate_type, aggregate_id, state,
+			attempts, next_attempt_at, delay_us, last_error, fingerprint, failed_at, parked_at) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?12)
+		ON CONFLICT (consumer, event_id) DO UPDATE SET state = excluded.state, attempts = excluded.attempts, next_attempt_at = excluded.next_attempt_at,
+			delay_us = excluded.delay_us, last_error = excluded.last_error, fingerprint = excluded.fingerprint, failed_at = excluded.failed_at`,
+		o.Name, it.EventID, it.Position, it.AggregateType, it.AggregateID, v.state, n,
+		now.Add(v.delay).UnixMicro(), v.delay.Microseconds(), text, fingerprint(text), now.UnixMicro()); err != nil {
+		return err
 	}
-	return b.park(&it.Record, state, attempts, delay, cause.Error())
+	if _, err := tx.ExecContext(ctx, `INSERT INTO outlog_attempts (consumer, event_id, position, attempt, outcome, error, stack, at)
+		VALUES (?, ?, ?, ?, 'failed', ?, ?, ?)`, o.Name, it.EventID, it.Position, n, text, shorten(f.stack), now.UnixMicro()); err != nil {
+		return err
+	}
+	if v.state == "dead" && o.OnDead == Skip {
+		_, err := releaseNext(ctx, tx, o.Name, it.Aggregate(), now)
+		return err
+	}
+	return nil
 }
 
 // release removes an applied event from outlog_parked and makes the next one
 // of its aggregate due at once. It returns that one.
 func (b *run) release(it *item) ([]item, error) {
-	if _, err := b.tx.ExecContext(b.ctx, `DELETE FROM outlog_parked WHERE consumer = ? AND event_id = ?`, b.c.opts.Name, it.EventID); err != nil {
+	if _, err := b.tx.ExecContext(b.ctx, deleteParked, b.c.opts.Name, it.EventID); err != nil {
 		return nil, err
 	}
-	var eventID string
-	found, err := scanNoRow(b.tx.QueryRowContext(b.ctx, `UPDATE outlog_parked SET state = 'retrying', next_attempt_at = ?1, delay_us = 0
-		WHERE consumer = ?2 AND state = 'blocked' AND event_id = (SELECT event_id FROM outlog_parked
-			WHERE consumer = ?2 AND aggregate_type = ?3 AND aggregate_id = ?4 ORDER BY position LIMIT 1)
-		RETURNING event_id`, b.now.UnixMicro(), b.c.opts.Name, it.AggregateType, it.AggregateID), &eventID)
-	if err != nil || !found {
+	id, err := releaseNext(b.ctx, b.tx, b.c.opts.Name, it.Aggregate(), b.now)
+	if err != nil || id == "" {
 		return nil, err
 	}
-	return parkedItems(b.ctx, b.tx, `k.consumer = ? AND k.event_id = ?`, b.c.opts.Name, eventID)
+	return parkedItems(b.ctx, b.tx, `k.consumer = ? AND k.event_id = ?`, b.c.opts.Name, id)
+}
+
+const deleteParked = `DELETE FROM outlog_parked WHERE consumer = ? AND event_id = ?`
+
+// releaseNext makes the first parked event of an aggregate due at once, if it
+// is blocked; under OnDead Skip it looks past dead ones. It returns the id of
+// the released event, "" if there is none.
+func releaseNext(ctx context.Context, tx Execer, consumer string, a outbox.Aggregate, now time.Time) (eventID string, err error) {
+	_, err = scanNoRow(tx.QueryRowContext(ctx, `UPDATE outlog_parked SET state = 'retrying', next_attempt_at = ?1, delay_us = 0
+		WHERE consumer = ?2 AND state = 'blocked' AND event_id = (SELECT k.event_id FROM outlog_parked k
+			LEFT JOIN outlog_consumers c ON c.name = k.consumer
+			WHERE k.consumer = ?2 AND k.aggregate_type = ?3 AND k.aggregate_id = ?4 AND NOT (k.state = 'dead' AND c.on_dead = 'skip')
+			ORDER BY k.position LIMIT 1)
+		RETURNING event_id`, now.UnixMicro(), consumer, a.Type, a.ID), &eventID)
+	return eventID, err
+}
+
+// waits reports whether an earlier event of the aggregate is parked and blocks
+// it.
+func (b *run) waits(a outbox.Aggregate) (ok bool, err error) {
+	err = b.tx.QueryRowContext(b.ctx, `SELECT EXISTS (SELECT 1 FROM outlog_parked WHERE consumer = ? AND aggregate_type = ? AND aggregate_id = ?
+		AND (state <> 'dead' OR ?))`, b.c.opts.Name, a.Type, a.ID, b.c.opts.OnDead == Block).Scan(&ok)
+	return ok, err
 }
 
 // dueEvents returns the parked events whose next attempt is due, in log order.
@@ -104,16 +139,15 @@ func hasParked(ctx context.Context, tx *store.Tx, consumer string) (ok bool, err
 	return ok, err
 }
 
-func hasParkedAggregate(ctx context.Context, tx *store.Tx, consumer string, a outbox.Aggregate) (ok bool, err error) {
-	err = tx.QueryRowContext(ctx, `SELECT EXISTS (SELECT 1 FROM outlog_parked WHERE consumer = ? AND aggregate_type = ? AND aggregate_id = ?)`,
-		consumer, a.Type, a.ID).Scan(&ok)
+func inInbox(ctx context.Context, tx *store.Tx, consumer, eventID string) (ok bool, err error) {
+	err = tx.QueryRowContext(ctx, `SELECT EXISTS (SELECT 1 FROM outlog_inbox WHERE consumer = ? AND event_id = ?)`, consumer, eventID).Scan(&ok)
 	return ok, err
 }
 
 // nextDue is when the earliest retrying event is due, zero if there is none.
-func nextDue(ctx context.Context, tx *store.Tx, consumer string) (time.Time, error) {
+func nextDue(ctx context.Context, q rowQuerier, consumer string) (time.Time, error) {
 	var at int64
-	found, err := scanNoRow(tx.QueryRowContext(ctx, `SELECT next_attempt_at FROM outlog_parked
+	found, err := scanNoRow(q.QueryRowContext(ctx, `SELECT next_attempt_at FROM outlog_parked
 		WHERE consumer = ? AND state = 'retrying' ORDER BY next_attempt_at LIMIT 1`, consumer), &at)
 	if err != nil || !found {
 		return time.Time{}, err
@@ -126,7 +160,7 @@ func nextDue(ctx context.Context, tx *store.Tx, consumer string) (time.Time, err
 // come back together.
 func jitter(low, top time.Duration, n int) time.Duration {
 	bound := top
-	if n < 32 {
+	if n < 32 && low<<(n-1) > 0 {
 		bound = min(top, low<<(n-1))
 	}
 	return time.Duration(rand.Int64N(int64(bound) + 1))

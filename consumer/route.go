@@ -28,7 +28,9 @@ type Event[T any] struct {
 // Route says what a consumer does with events of one type.
 type Route struct {
 	eventType string
-	apply     func(ctx context.Context, tx *store.Tx, r *outbox.Record, attempt int) error
+	// One of the two is set.
+	apply func(ctx context.Context, tx *store.Tx, r *outbox.Record, attempt int) error
+	do    func(ctx context.Context, r *outbox.Record, attempt int) error
 }
 
 // Type is the event type the route is for.
@@ -40,13 +42,15 @@ func (r Route) Type() string { return r.eventType }
 // tx, and must not wait for anything outside it: all writers wait meanwhile.
 //
 // An error undoes what the handler did and parks the event; later events of
-// the same aggregate wait behind it, other aggregates go on. The payload is
-// decoded as JSON.
+// the same aggregate wait behind it, other aggregates go on; see Permanent,
+// RetryAfter and Outage. The payload is decoded as JSON; one that does not
+// decode is dead at once. Events that the handler appends get ids derived from
+// e, so that applying e again appends nothing new.
 func Apply[T any](eventType string, handler func(ctx context.Context, tx *store.Tx, e Event[T]) error) Route {
 	return Route{eventType: eventType, apply: func(ctx context.Context, tx *store.Tx, r *outbox.Record, attempt int) error {
 		e, err := decode[T](r, attempt)
 		if err != nil {
-			return err
+			return Permanent(err)
 		}
 		return handler(ctx, tx, e)
 	}}

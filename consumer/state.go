@@ -19,16 +19,44 @@ type state struct {
 	paused     bool
 }
 
+// Execer is a write transaction: *store.Tx, *sql.Tx and the like.
+type Execer interface {
+	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
+	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+}
+
+type rowQuerier interface {
+	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+}
+
 const selectState = `SELECT position, generation, paused FROM outlog_consumers WHERE name = ?`
 
-func readState(ctx context.Context, tx *store.Tx, name string) (s state, err error) {
-	err = tx.QueryRowContext(ctx, selectState, name).Scan(&s.position, &s.generation, &s.paused)
+func readState(ctx context.Context, q rowQuerier, name string) (s state, err error) {
+	err = q.QueryRowContext(ctx, selectState, name).Scan(&s.position, &s.generation, &s.paused)
 	return s, err
 }
 
-// register reads the consumer's row, or makes it when the consumer runs for
-// the first time, and stores its event types.
-func (c *Consumer) register(ctx context.Context) error {
+// reload takes over what somebody else has made of the consumer's row.
+func (c *Consumer) reload(ctx context.Context) error {
+	s, err := readState(ctx, c.db.Reader(), c.opts.Name)
+	if errors.Is(err, sql.ErrNoRows) {
+		return fmt.Errorf("%w: %s", ErrRemoved, c.opts.Name)
+	}
+	if err == nil {
+		c.setState(s)
+	}
+	return err
+}
+
+func (c *Consumer) setState(s state) {
+	c.state = s
+	c.generation.Store(s.generation)
+}
+
+// begin reads the consumer's row, or makes it when the consumer runs for the
+// first time, and notes that it runs: external effects of a run that did not
+// end are due again, and an unclean end is counted.
+func (c *Consumer) begin(ctx context.Context) error {
 	types := make([]string, 0, len(c.routes))
 	for t := range c.routes {
 		types = append(types, t)
@@ -50,25 +78,46 @@ func (c *Consumer) register(ctx context.Context) error {
 			_, err = tx.ExecContext(ctx, `INSERT INTO outlog_consumers (name, position, start_position, types, created_at, updated_at)
 				VALUES (?1, ?2, ?2, ?3, ?4, ?4)`, c.opts.Name, s.position, string(encoded), now)
 		case err == nil:
-			if err = checkTypes(ctx, tx, c.opts.Name, types); err != nil {
-				return err
-			}
-			_, err = tx.ExecContext(ctx, `UPDATE outlog_consumers SET types = ?, updated_at = ? WHERE name = ? AND types <> ?1`,
-				string(encoded), now, c.opts.Name)
+			err = checkTypes(ctx, tx, c.opts.Name, types)
 		}
 		if err != nil {
 			return fmt.Errorf("register consumer %s: %w", c.opts.Name, err)
 		}
-		c.state = s
+		// An unclean end at the same position as the one before it makes the
+		// next event a suspect; see isolate.go.
+		var unclean int
+		var suspect string
+		err = tx.QueryRowContext(ctx, `UPDATE outlog_consumers SET types = ?, on_dead = ?,
+				unclean_exits = CASE WHEN running = 0 THEN 0 WHEN position = run_position THEN unclean_exits + 1 ELSE 1 END,
+				running = 1, run_position = position, updated_at = ? WHERE name = ? RETURNING unclean_exits, suspect`,
+			string(encoded), c.opts.OnDead.String(), now, c.opts.Name).Scan(&unclean, &suspect)
+		if err != nil {
+			return fmt.Errorf("register consumer %s: %w", c.opts.Name, err)
+		}
+		if _, err := tx.ExecContext(ctx, `UPDATE outlog_parked SET state = 'retrying', next_attempt_at = ?, delay_us = 0
+			WHERE consumer = ? AND state = 'running'`, now, c.opts.Name); err != nil {
+			return fmt.Errorf("register consumer %s: %w", c.opts.Name, err)
+		}
+		c.isolate = 0
+		if unclean >= suspectAfter || suspect != "" {
+			c.isolate = c.opts.BatchRows
+		}
+		c.setState(s)
 		return nil
+	})
+}
+
+// end notes that the run ended in order.
+func (c *Consumer) end(ctx context.Context) error {
+	return c.db.Update(ctx, func(tx *store.Tx) error {
+		_, err := tx.ExecContext(ctx, `UPDATE outlog_consumers SET running = 0, unclean_exits = 0 WHERE name = ?`, c.opts.Name)
+		return err
 	})
 }
 
 // startPosition is the cursor of a consumer that has done nothing yet.
 func startPosition(ctx context.Context, tx *store.Tx, s Start) (int64, error) {
-	var pruned, head int64
-	err := tx.QueryRowContext(ctx, `SELECT pruned_through, max(pruned_through, coalesce((SELECT max(position) FROM outbox), 0))
-		FROM outlog_meta`).Scan(&pruned, &head)
+	pruned, head, err := bounds(ctx, tx)
 	if err != nil {
 		return 0, err
 	}
@@ -76,16 +125,27 @@ func startPosition(ctx context.Context, tx *store.Tx, s Start) (int64, error) {
 	case startNow:
 		return head, nil
 	case startAt:
-		if s.position < pruned {
-			return 0, fmt.Errorf("%w: start is %d, the first position still held is after %d", ErrPruned, s.position, pruned)
-		}
-		if s.position > head {
-			return 0, invalid("Start", s.position, fmt.Sprintf("a position up to the log's head, %d", head))
-		}
-		return s.position, nil
+		return s.position, checkPosition(s.position, pruned, head)
 	default:
 		return pruned, nil
 	}
+}
+
+// bounds are the lowest and the highest position a cursor can have.
+func bounds(ctx context.Context, q rowQuerier) (pruned, head int64, err error) {
+	err = q.QueryRowContext(ctx, `SELECT pruned_through, max(pruned_through, coalesce((SELECT max(position) FROM outbox), 0))
+		FROM outlog_meta`).Scan(&pruned, &head)
+	return pruned, head, err
+}
+
+func checkPosition(position, pruned, head int64) error {
+	switch {
+	case position < pruned:
+		return fmt.Errorf("%w: %d; the first position still held is %d, so %d is the lowest to start after", ErrPruned, position, pruned+1, pruned)
+	case position > head:
+		return invalid("position", position, fmt.Sprintf("at most the log's head, %d", head))
+	}
+	return nil
 }
 
 // checkTypes refuses event types that the consumer has passed over before.

@@ -93,32 +93,40 @@ func (l *Log) Append(ctx context.Context, tx Execer, events ...Event) ([]Appende
 	}
 	out := make([]Appended, 0, len(events))
 	for i, e := range events {
-		a, err := l.append(ctx, tx, e, now)
+		a, isNew, err := l.append(ctx, tx, e, now)
 		if err != nil {
 			return nil, fmt.Errorf("append event %d of %d (%s): %w", i+1, len(events), e.Type, err)
 		}
-		out = append(out, a)
-	}
-	if t, ok := tx.(interface{ Appended(first, last int64) }); ok {
-		for _, a := range out {
+		if t, ok := tx.(interface{ Appended(first, last int64) }); ok && isNew {
 			t.Appended(a.Position, a.Position)
 		}
+		out = append(out, a)
 	}
 	return out, nil
 }
 
-func (l *Log) append(ctx context.Context, tx Execer, e Event, now time.Time) (Appended, error) {
+func (l *Log) append(ctx context.Context, tx Execer, e Event, now time.Time) (a Appended, isNew bool, err error) {
 	p, err := prepare(e, now)
 	if err != nil {
-		return Appended{}, err
+		return a, false, err
+	}
+	derived := false
+	if p.ID == "" {
+		p.ID, derived = derivedID(ctx)
 	}
 	if p.ID == "" {
 		p.ID = l.db.NewID()
-	} else if a, found, err := l.seen(ctx, tx, p); err != nil || found {
-		return a, err
+	} else if a, found, err := l.seen(ctx, tx, p, derived); err != nil || found {
+		return a, false, err
 	}
+	a, err = l.insert(ctx, tx, p, now)
+	return a, err == nil, err
+}
+
+// insert appends an event that the log does not hold.
+func (l *Log) insert(ctx context.Context, tx Execer, p prepared, now time.Time) (Appended, error) {
 	var version, previous int64
-	err = tx.QueryRowContext(ctx, `SELECT version, last_position FROM outlog_aggregates WHERE aggregate_type = ? AND aggregate_id = ?`,
+	err := tx.QueryRowContext(ctx, `SELECT version, last_position FROM outlog_aggregates WHERE aggregate_type = ? AND aggregate_id = ?`,
 		p.AggregateType, p.AggregateID).Scan(&version, &previous)
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
 		return Appended{}, err
@@ -139,10 +147,13 @@ func (l *Log) append(ctx context.Context, tx Execer, e Event, now time.Time) (Ap
 	return Appended{ID: p.ID, Position: position, Version: version}, err
 }
 
-// seen looks whether the log holds an event under p's supplied id.
-func (l *Log) seen(ctx context.Context, tx Execer, p prepared) (Appended, bool, error) {
+// seen looks whether the log holds an event under p's id. A derived id bears
+// the time of its input, which may be older than what the log remembers.
+func (l *Log) seen(ctx context.Context, tx Execer, p prepared, derived bool) (Appended, bool, error) {
 	r, err := scanRecord(tx.QueryRowContext(ctx, selectRecord+` WHERE event_id = ?`, p.ID))
 	switch {
+	case errors.Is(err, sql.ErrNoRows) && derived:
+		return Appended{}, false, nil
 	case errors.Is(err, sql.ErrNoRows):
 		var horizon int64
 		if err := tx.QueryRowContext(ctx, `SELECT pruned_created_at FROM outlog_meta`).Scan(&horizon); err != nil {

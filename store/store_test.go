@@ -7,7 +7,9 @@ import (
 	"path/filepath"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -145,30 +147,55 @@ func TestUpdateHostileGroup(t *testing.T) {
 	require.Equal(t, want, stored(t, db))
 }
 
-func BenchmarkUpdate(b *testing.B) {
+// BenchmarkCommit compares Update with a transaction of its own per caller, on
+// one prepared connection, in the same run at FULL:
+//
+//	go test ./store -run - -bench Commit -benchtime 20000x
+func BenchmarkCommit(b *testing.B) {
 	for _, callers := range []int{1, 64} {
-		b.Run(fmt.Sprintf("callers=%d", callers), func(b *testing.B) {
+		b.Run(fmt.Sprintf("update/callers=%d", callers), func(b *testing.B) {
 			db := open(b, store.Options{})
-			var id sync.Mutex
-			n := 0
-			b.ResetTimer()
-			var wg sync.WaitGroup
-			for c := range callers {
-				wg.Go(func() {
-					for i := 0; i < b.N/callers+1; i++ {
-						_ = c
-						id.Lock()
-						n++
-						k := n
-						id.Unlock()
-						if err := db.Update(b.Context(), func(tx *store.Tx) error { return insert(tx, k) }); err != nil {
-							b.Error(err)
-						}
-					}
-				})
-			}
-			wg.Wait()
-			b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "tx/s")
+			each(b, callers, func(id int) error {
+				return db.Update(b.Context(), func(tx *store.Tx) error { return insert(tx, id) })
+			})
+		})
+		b.Run(fmt.Sprintf("direct/callers=%d", callers), func(b *testing.B) {
+			direct, err := store.OpenOutsider(open(b, store.Options{}).Path(), time.Minute)
+			require.NoError(b, err)
+			defer direct.Close()
+			each(b, callers, func(id int) error {
+				tx, err := direct.BeginTx(b.Context(), nil)
+				if err != nil {
+					return err
+				}
+				if _, err := tx.Exec(`INSERT INTO t (id, v) VALUES (?, ?)`, id, fmt.Sprint(id)); err != nil {
+					return errors.Join(err, tx.Rollback())
+				}
+				return tx.Commit()
+			})
 		})
 	}
+}
+
+// each calls do b.N times from so many goroutines, with ids from 1.
+func each(b *testing.B, callers int, do func(id int) error) {
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	b.ResetTimer()
+	for range callers {
+		wg.Go(func() {
+			for {
+				id := int(next.Add(1))
+				if id > b.N {
+					return
+				}
+				if err := do(id); err != nil {
+					b.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "tx/s")
 }

@@ -101,6 +101,13 @@ CREATE TABLE outlog_consumers (
     generation INTEGER NOT NULL DEFAULT 1,
     paused INTEGER NOT NULL DEFAULT 0 CONSTRAINT outlog_consumers_paused CHECK (paused IN (0, 1)),
     types TEXT NOT NULL,
+    on_dead TEXT NOT NULL DEFAULT 'block' CONSTRAINT outlog_consumers_on_dead CHECK (on_dead IN ('block', 'skip')),
+    running INTEGER NOT NULL DEFAULT 0 CONSTRAINT outlog_consumers_running CHECK (running IN (0, 1)),
+    run_position INTEGER NOT NULL DEFAULT 0,
+    unclean_exits INTEGER NOT NULL DEFAULT 0,
+    suspect TEXT NOT NULL DEFAULT '',
+    suspect_exits INTEGER NOT NULL DEFAULT 0,
+    appends INTEGER NOT NULL DEFAULT 0 CONSTRAINT outlog_consumers_appends CHECK (appends IN (0, 1)),
     created_at INTEGER NOT NULL,
     updated_at INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
@@ -124,12 +131,47 @@ CREATE TABLE outlog_parked (
     next_attempt_at INTEGER,
     delay_us INTEGER NOT NULL DEFAULT 0,
     last_error TEXT NOT NULL DEFAULT '',
+    fingerprint TEXT NOT NULL DEFAULT '',
+    failed_at INTEGER NOT NULL DEFAULT 0,
     parked_at INTEGER NOT NULL,
     PRIMARY KEY (consumer, event_id)
 ) STRICT, WITHOUT ROWID;
 
 CREATE INDEX outlog_parked_due ON outlog_parked (state, next_attempt_at);
 CREATE INDEX outlog_parked_aggregate ON outlog_parked (consumer, aggregate_type, aggregate_id, position);
+
+CREATE TABLE outlog_attempts (
+    id INTEGER PRIMARY KEY,
+    consumer TEXT NOT NULL,
+    event_id TEXT NOT NULL,
+    position INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    outcome TEXT NOT NULL CONSTRAINT outlog_attempts_outcome CHECK (outcome IN ('failed', 'redriven', 'discarded', 'reset')),
+    error TEXT NOT NULL,
+    stack TEXT NOT NULL DEFAULT '',
+    at INTEGER NOT NULL
+) STRICT;
+
+CREATE INDEX outlog_attempts_event ON outlog_attempts (consumer, event_id);
+
+CREATE TABLE outlog_requests (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    consumer TEXT NOT NULL,
+    verb TEXT NOT NULL CONSTRAINT outlog_requests_verb CHECK (verb IN ('reset')),
+    argument TEXT NOT NULL,
+    requested_at INTEGER NOT NULL,
+    done_at INTEGER NOT NULL DEFAULT 0,
+    error TEXT NOT NULL DEFAULT ''
+) STRICT;
+
+CREATE TABLE outlog_skips (
+    consumer TEXT NOT NULL,
+    after_position INTEGER NOT NULL,
+    through_position INTEGER NOT NULL,
+    skipped_at INTEGER NOT NULL,
+    PRIMARY KEY (consumer, after_position),
+    CONSTRAINT outlog_skips_range CHECK (through_position > after_position)
+) STRICT, WITHOUT ROWID;
 
 CREATE VIEW outbox_status AS
 SELECT o.*,

@@ -1,0 +1,50 @@
+package outbox
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"time"
+
+	"github.com/oklog/ulid/v2"
+)
+
+// A consumer that appends events must not append them twice when its input is
+// applied again, for example after a reset. So their ids are not random but
+// derived from the input: the same consumer, input and ordinal give the same
+// id, and Append finds it in the log.
+
+// input is the event that a consumer is applying.
+type input struct {
+	consumer string
+	eventID  string
+	at       time.Time
+	ordinal  uint64 // of the next event appended
+}
+
+type inputKey struct{}
+
+// WithInput returns a context under which Append gives events without ID an id
+// derived from the event that consumer is applying. It serves one run of a
+// handler and one goroutine.
+func WithInput(ctx context.Context, consumer string, r *Record) context.Context {
+	return context.WithValue(ctx, inputKey{}, &input{consumer: consumer, eventID: r.EventID, at: r.CreatedAt})
+}
+
+// derivedID returns the next derived id, if ctx has an input.
+func derivedID(ctx context.Context) (string, bool) {
+	in, ok := ctx.Value(inputKey{}).(*input)
+	if !ok {
+		return "", false
+	}
+	h := sha256.New()
+	h.Write([]byte(in.consumer + "\x00" + in.eventID + "\x00"))
+	var n [8]byte
+	binary.BigEndian.PutUint64(n[:], in.ordinal)
+	h.Write(n[:])
+	in.ordinal++
+	var id ulid.ULID
+	_ = id.SetTime(ulid.Timestamp(in.at)) // fails after the year 10889
+	_ = id.SetEntropy(h.Sum(nil)[:10])
+	return id.String(), true
+}
