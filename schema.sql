@@ -156,6 +156,13 @@ CREATE TABLE outlog_consumers (
     generation INTEGER NOT NULL DEFAULT 1, -- raised by each reset: a batch that began before it does not commit after it
     paused INTEGER NOT NULL DEFAULT 0 CONSTRAINT outlog_consumers_paused CHECK (paused IN (0, 1)), -- 1: takes no new events
     types TEXT NOT NULL, -- event types it had routes for when it last ran; a new one needs a decision about the events behind the cursor
+    on_dead TEXT NOT NULL DEFAULT 'block' CONSTRAINT outlog_consumers_on_dead CHECK (on_dead IN ('block', 'skip')), -- whether a dead event makes the later ones of its aggregate wait
+    running INTEGER NOT NULL DEFAULT 0 CONSTRAINT outlog_consumers_running CHECK (running IN (0, 1)), -- 1: it runs, or its last run did not end in order
+    run_position INTEGER NOT NULL DEFAULT 0, -- the cursor when that run began
+    unclean_exits INTEGER NOT NULL DEFAULT 0, -- runs that ended unclean in a row without moving the cursor; two make the next events suspects
+    suspect TEXT NOT NULL DEFAULT '', -- event that is being handled alone, because it may have ended the process
+    suspect_exits INTEGER NOT NULL DEFAULT 0, -- how often it was begun alone since it last ended well; after three it is dead
+    appends INTEGER NOT NULL DEFAULT 0 CONSTRAINT outlog_consumers_appends CHECK (appends IN (0, 1)), -- 1: its handlers append events, so a reset has to be forced
     created_at INTEGER NOT NULL, -- when it first ran
     updated_at INTEGER NOT NULL -- when this row last changed
 ) STRICT, WITHOUT ROWID;
@@ -176,9 +183,11 @@ CREATE TABLE outlog_inbox (
 -- order per aggregate is kept. A consumer's cursor passes over a parked event;
 -- this row is then what remembers it.
 --
---   state     running ──► retrying ──► dead       the event itself failed
---             blocked                             an earlier event of its aggregate is parked
---             delayed                             the handler asked for a later time
+--   state     retrying   failed, and due again at next_attempt_at
+--             running    its external effect is under way, or was when the process died
+--             dead       failed for good: a person redrives or discards it
+--             blocked    an earlier event of its aggregate is parked
+--             delayed    waits for something other than time or a person
 CREATE TABLE outlog_parked (
     consumer TEXT NOT NULL, -- who parked it; 'relay' for an event the broker refuses
     event_id TEXT NOT NULL, -- the event
@@ -190,6 +199,8 @@ CREATE TABLE outlog_parked (
     next_attempt_at INTEGER, -- when it is due (retrying, delayed); says nothing in other states
     delay_us INTEGER NOT NULL DEFAULT 0, -- the delay that led to next_attempt_at: if that lies further ahead than this, the clock was set back, and it is due now
     last_error TEXT NOT NULL DEFAULT '', -- why the last attempt failed
+    fingerprint TEXT NOT NULL DEFAULT '', -- the same for errors that differ only in numbers, ids and quoted text
+    failed_at INTEGER NOT NULL DEFAULT 0, -- when the last attempt failed
     parked_at INTEGER NOT NULL, -- when it was set aside
     PRIMARY KEY (consumer, event_id)
 ) STRICT, WITHOUT ROWID;
@@ -199,6 +210,43 @@ CREATE INDEX outlog_parked_due ON outlog_parked (state, next_attempt_at);
 -- Whether an event's aggregate has something parked before it, and what comes
 -- after a released one. Parked rows are few, so a random key costs little here.
 CREATE INDEX outlog_parked_aggregate ON outlog_parked (consumer, aggregate_type, aggregate_id, position);
+
+-- The history of what failed: every failed attempt, and what became of a parked
+-- event when a person or a reset took it away.
+CREATE TABLE outlog_attempts (
+    id INTEGER PRIMARY KEY, -- in the order it happened
+    consumer TEXT NOT NULL, -- who
+    event_id TEXT NOT NULL, -- what
+    position INTEGER NOT NULL, -- where it is in the log
+    attempt INTEGER NOT NULL, -- which attempt, from 1; for the other outcomes how many there had been
+    outcome TEXT NOT NULL CONSTRAINT outlog_attempts_outcome CHECK (outcome IN ('failed', 'redriven', 'discarded', 'reset')), -- what happened
+    error TEXT NOT NULL, -- the error, or the reason a person gave
+    stack TEXT NOT NULL DEFAULT '', -- of a panic
+    at INTEGER NOT NULL -- when
+) STRICT;
+-- The attempts of one event.
+CREATE INDEX outlog_attempts_event ON outlog_attempts (consumer, event_id);
+
+-- What other programs ask of the one that handles a consumer.
+CREATE TABLE outlog_requests (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, -- in the order they were made; never given out twice
+    consumer TEXT NOT NULL, -- of whom
+    verb TEXT NOT NULL CONSTRAINT outlog_requests_verb CHECK (verb IN ('reset')), -- what
+    argument TEXT NOT NULL, -- JSON
+    requested_at INTEGER NOT NULL, -- when
+    done_at INTEGER NOT NULL DEFAULT 0, -- when it was done or refused, 0 before
+    error TEXT NOT NULL DEFAULT '' -- why it was refused
+) STRICT;
+
+-- Ranges that a reset to a later position left out, for verify to show.
+CREATE TABLE outlog_skips (
+    consumer TEXT NOT NULL, -- whose
+    after_position INTEGER NOT NULL, -- the cursor before
+    through_position INTEGER NOT NULL, -- and after
+    skipped_at INTEGER NOT NULL, -- when
+    PRIMARY KEY (consumer, after_position),
+    CONSTRAINT outlog_skips_range CHECK (through_position > after_position)
+) STRICT, WITHOUT ROWID;
 
 ------------------------------------------------------------------------------
 -- Views

@@ -31,11 +31,12 @@ func WithInput(ctx context.Context, consumer string, r *Record) context.Context 
 	return context.WithValue(ctx, inputKey{}, &input{consumer: consumer, eventID: r.EventID, at: r.CreatedAt})
 }
 
-// derivedID returns the next derived id, if ctx has an input.
-func derivedID(ctx context.Context) (string, bool) {
+// derivedID returns the next derived id and the consumer it is for, "" if ctx
+// has no input.
+func derivedID(ctx context.Context) (id, consumer string) {
 	in, ok := ctx.Value(inputKey{}).(*input)
 	if !ok {
-		return "", false
+		return "", ""
 	}
 	h := sha256.New()
 	h.Write([]byte(in.consumer + "\x00" + in.eventID + "\x00"))
@@ -43,8 +44,8 @@ func derivedID(ctx context.Context) (string, bool) {
 	binary.BigEndian.PutUint64(n[:], in.ordinal)
 	h.Write(n[:])
 	in.ordinal++
-	var id ulid.ULID
-	_ = id.SetTime(ulid.Timestamp(in.at)) // fails after the year 10889
-	_ = id.SetEntropy(h.Sum(nil)[:10])
-	return id.String(), true
+	var u ulid.ULID
+	_ = u.SetTime(ulid.Timestamp(in.at)) // fails after the year 10889
+	_ = u.SetEntropy(h.Sum(nil)[:10])
+	return u.String(), in.consumer
 }

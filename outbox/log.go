@@ -110,14 +110,19 @@ func (l *Log) append(ctx context.Context, tx Execer, e Event, now time.Time) (a 
 	if err != nil {
 		return a, false, err
 	}
-	derived := false
+	consumer := ""
 	if p.ID == "" {
-		p.ID, derived = derivedID(ctx)
+		p.ID, consumer = derivedID(ctx)
 	}
 	if p.ID == "" {
 		p.ID = l.db.NewID()
-	} else if a, found, err := l.seen(ctx, tx, p, derived); err != nil || found {
+	} else if a, found, err := l.seen(ctx, tx, p, consumer != ""); err != nil || found {
 		return a, false, err
+	}
+	if consumer != "" { // a reset of such a consumer has to be forced
+		if _, err := tx.ExecContext(ctx, `UPDATE outlog_consumers SET appends = 1 WHERE name = ? AND appends = 0`, consumer); err != nil {
+			return a, false, err
+		}
 	}
 	a, err = l.insert(ctx, tx, p, now)
 	return a, err == nil, err
