@@ -97,11 +97,11 @@ func AggregateFrom(ctx context.Context, q store.Querier, a Aggregate) ([]Record,
 WITH RECURSIVE chain (at) AS (
 	SELECT last_position FROM outlog_aggregates WHERE aggregate_type = ? AND aggregate_id = ?
 	UNION ALL
-	SELECT o.previous_position FROM chain JOIN outbox o ON o.position = chain.at
+	SELECT o.previous_position FROM chain CROSS JOIN outbox o ON o.position = chain.at
 )
 SELECT position, event_id, aggregate_type, aggregate_id, aggregate_version, previous_position,
 	type, schema_version, content_type, payload, headers, created_at
-  FROM chain JOIN outbox ON position = at ORDER BY position`, a.Type, a.ID)
+  FROM chain CROSS JOIN outbox ON position = at ORDER BY position`, a.Type, a.ID) // CROSS: never scan the log
 	if err != nil {
 		return nil, fmt.Errorf("read aggregate: %w", err)
 	}
