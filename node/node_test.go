@@ -3,7 +3,6 @@ package node_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"sync"
 	"testing"
@@ -146,26 +145,4 @@ func TestRollbackExposesNothing(t *testing.T) {
 	got, err := n.Log().Aggregate(t.Context(), outbox.Aggregate{Type: "order", ID: "x"})
 	require.NoError(t, err)
 	require.Empty(t, got)
-}
-
-// BenchmarkPipeline appends as fast as 16 callers can, one order row's worth
-// of work each, and waits until two consumers have applied everything.
-func BenchmarkPipeline(b *testing.B) {
-	n, _ := start(b, node.Options{}, recorder("a", "Placed"), recorder("b", "Placed"))
-	b.ResetTimer()
-	var wg sync.WaitGroup
-	for c := range 64 {
-		wg.Go(func() {
-			for i := range b.N/64 + 1 {
-				appendOne(b, n, fmt.Sprint(c, "-", i), "Placed", i)
-			}
-		})
-	}
-	wg.Wait()
-	appended := b.Elapsed()
-	last := appendOne(b, n, "last", "Placed", 0)
-	require.NoError(b, n.WaitApplied(context.Background(), "a", last.Position))
-	require.NoError(b, n.WaitApplied(context.Background(), "b", last.Position))
-	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "events/s")
-	b.ReportMetric(float64(b.N)/appended.Seconds(), "appends/s")
 }
