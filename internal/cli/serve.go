@@ -103,7 +103,7 @@ func (c *serveCmd) serve(ctx context.Context, n *node.Node, log *slog.Logger, ou
 func (c *serveCmd) handler(n *node.Node, log *slog.Logger) (http.Handler, error) {
 	mux := http.NewServeMux()
 	orders.New(n, log).Routes(mux)
-	web.Health(mux, func(ctx context.Context) []string { return notReady(ctx, n) })
+	web.Health(mux, n.NotReady)
 	mux.HandleFunc("GET "+verifyStreamPath, func(w http.ResponseWriter, r *http.Request) {
 		if result, err := streamResult(r.Context(), n); err == nil { // else the client is gone
 			web.JSON(w, http.StatusOK, result)
@@ -114,17 +114,6 @@ func (c *serveCmd) handler(n *node.Node, log *slog.Logger) (http.Handler, error)
 		return nil, err
 	}
 	return web.Recover(log, web.Guard(web.Mux(mux), web.GuardOptions{Hosts: []string{host}, Token: c.Token})), nil
-}
-
-// notReady says why the pipeline does not move.
-func notReady(ctx context.Context, n *node.Node) (reasons []string) {
-	if err := n.Store().Reader().PingContext(ctx); err != nil {
-		reasons = append(reasons, "database: "+err.Error())
-	}
-	if s := n.Status(); !s.BrokerUp {
-		reasons = append(reasons, "broker: "+s.BrokerReason)
-	}
-	return reasons
 }
 
 // reachable is where commands on this machine find a listener: one on every
