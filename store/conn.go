@@ -36,7 +36,7 @@ func (c *connector) Connect(ctx context.Context) (driver.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &conn{sqliteConn: dc.(sqliteConn), role: c.role, stmts: map[string]*cachedStmt{}}
+	k := &conn{sqliteConn: dc.(sqliteConn), role: c.role, stmts: map[string]*cachedStmt{}, controls: map[string]*cachedStmt{}}
 	if err := k.configure(ctx, c.pragma); err != nil {
 		_ = dc.Close()
 		return nil, err
@@ -72,9 +72,10 @@ type sqliteConn interface {
 // serialises all calls on it.
 type conn struct {
 	sqliteConn
-	role  role
-	stmts map[string]*cachedStmt
-	open  []*rows // rows not yet closed, writer only
+	role     role
+	stmts    map[string]*cachedStmt // of callbacks
+	controls map[string]*cachedStmt // of the writer, which authorize let pass
+	open     []*rows                // rows not yet closed, writer only
 
 	inTx     bool  // the writer has begun a transaction
 	dead     bool  // and SQLite has rolled it back by itself
@@ -170,7 +171,11 @@ func (k *conn) QueryContext(ctx context.Context, query string, args []driver.Nam
 // statement returns a prepared statement for query, from the cache unless it
 // is in use.
 func (k *conn) statement(ctx context.Context, query string) (*cachedStmt, error) {
-	if s := k.stmts[query]; s != nil && !s.busy {
+	cache := k.stmts
+	if k.internal {
+		cache = k.controls
+	}
+	if s := cache[query]; s != nil && !s.busy {
 		s.busy = true
 		return s, nil
 	}
@@ -179,9 +184,9 @@ func (k *conn) statement(ctx context.Context, query string) (*cachedStmt, error)
 		return nil, err
 	}
 	s := &cachedStmt{stmt: ds, busy: true}
-	if _, taken := k.stmts[query]; !taken && len(k.stmts) < maxStatements && !k.internal {
+	if _, taken := cache[query]; !taken && len(cache) < maxStatements {
 		s.kept = true
-		k.stmts[query] = s
+		cache[query] = s
 	}
 	return s, nil
 }
@@ -202,10 +207,12 @@ func (k *conn) deferredForeignKeys() (bool, error) {
 }
 
 func (k *conn) Close() error {
-	for _, s := range k.stmts {
-		_ = s.stmt.Close()
+	for _, cache := range []map[string]*cachedStmt{k.stmts, k.controls} {
+		for _, s := range cache {
+			_ = s.stmt.Close()
+		}
+		clear(cache)
 	}
-	clear(k.stmts)
 	return k.sqliteConn.Close()
 }
 
