@@ -179,9 +179,13 @@ func join(path, name string) string {
 	return path + "." + name
 }
 
-// shorten keeps a name that a client made up out of our answers' way.
+// shorten keeps a name that a client made up out of our answers' way, and
+// shows an empty one.
 func shorten(name string) string {
 	const limit = 64
+	if name == "" {
+		return `""`
+	}
 	if r := []rune(name); len(r) > limit {
 		return string(r[:limit]) + "…"
 	}
