@@ -104,6 +104,7 @@ func (c *demoCmd) demonstrate(ctx context.Context, dir dataDir, out output) (dem
 	if err := awaitQuiet(ctx, dir, demoCatchUp); err != nil {
 		return d, errors.Join(err, server.trouble())
 	}
+	load.client.CloseIdleConnections() // the server would wait for one that was never used
 	d.cleanStop = server.stop(ctx)
 	d.Orders, d.Kills, d.Recovery = c.Orders, len(load.recoveries), milliseconds(load.recoveries)
 	d.cancelled = load.cancelled()
