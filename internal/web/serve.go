@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"sync"
 	"time"
 )
 
@@ -25,7 +26,9 @@ const (
 func Serve(ctx context.Context, ln net.Listener, handler http.Handler, drain time.Duration) error {
 	requests, cancelRequests := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancelRequests()
+	unused := newConns()
 	srv := &http.Server{
+		ConnState:         unused.note,
 		Handler:           handler,
 		ReadHeaderTimeout: readHeaderTimeout,
 		ReadTimeout:       readTimeout,
@@ -42,10 +45,43 @@ func Serve(ctx context.Context, ln net.Listener, handler http.Handler, drain tim
 	}
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), drain)
 	defer cancel()
+	unused.close() // Shutdown would wait for them as for requests
 	err := srv.Shutdown(bounded)
 	<-served
 	if err != nil {
 		return fmt.Errorf("requests still running after %v were cut off: %w", drain, errors.Join(err, srv.Close()))
 	}
 	return nil
+}
+
+// conns are connections on which no request has begun: a browser opens them in
+// advance, a probe never uses them.
+type conns struct {
+	mu     sync.Mutex
+	set    map[net.Conn]struct{}
+	closed bool
+}
+
+func newConns() *conns { return &conns{set: map[net.Conn]struct{}{}} }
+
+func (c *conns) note(conn net.Conn, state http.ConnState) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case state != http.StateNew:
+		delete(c.set, conn)
+	case c.closed:
+		_ = conn.Close()
+	default:
+		c.set[conn] = struct{}{}
+	}
+}
+
+func (c *conns) close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closed = true
+	for conn := range c.set {
+		_ = conn.Close()
+	}
 }

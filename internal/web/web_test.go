@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -270,4 +271,40 @@ func TestServeBrokenListener(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, ln.Close())
 	require.ErrorIs(t, Serve(t.Context(), ln, http.HandlerFunc(ok), time.Second), net.ErrClosed)
+}
+
+// TestServeUnusedConnection holds a connection open on which no request was
+// sent; a stop must neither wait for it nor report it.
+func TestServeUnusedConnection(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	accepted := make(chan struct{})
+	ctx, cancel := context.WithCancel(t.Context())
+	stopped := make(chan error, 1)
+	go func() {
+		stopped <- Serve(ctx, signalling{ln, accepted, new(atomic.Int32)}, http.HandlerFunc(ok), time.Minute)
+	}()
+	conn, err := net.Dial("tcp", ln.Addr().String())
+	require.NoError(t, err)
+	defer conn.Close()
+	<-accepted
+	start := time.Now()
+	cancel()
+	require.NoError(t, <-stopped)
+	require.Less(t, time.Since(start), 4*time.Second)
+}
+
+// signalling closes accepted when the server comes back for another
+// connection: it knows the first by then.
+type signalling struct {
+	net.Listener
+	accepted chan struct{}
+	calls    *atomic.Int32
+}
+
+func (s signalling) Accept() (net.Conn, error) {
+	if s.calls.Add(1) == 2 {
+		close(s.accepted)
+	}
+	return s.Listener.Accept()
 }
