@@ -23,7 +23,7 @@ const (
 //
 //	POST /orders              201 Receipt
 //	POST /orders/{id}/cancel  200 Receipt
-//	GET  /orders/{id}         200 View
+//	GET  /orders/{id}         200 View; ?wait=2s waits for the consumers
 //
 // Everything else is answered with a problem document; see fail.
 func (s *Service) Routes(mux *http.ServeMux) {
@@ -78,7 +78,12 @@ func (s *Service) serveCancel(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Service) serveShow(w http.ResponseWriter, r *http.Request) {
-	view, err := s.Show(r.Context(), r.PathValue("id"))
+	id := r.PathValue("id")
+	if err := s.waitFor(r, id); err != nil {
+		s.fail(w, r, err)
+		return
+	}
+	view, err := s.Show(r.Context(), id)
 	s.answer(w, r, http.StatusOK, view, err)
 }
 

@@ -2,6 +2,8 @@ package orders
 
 import (
 	"context"
+	"net/http"
+	"net/http/httptest"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -55,4 +57,23 @@ func TestOnANode(t *testing.T) {
 		require.NotNil(t, c.AppliedAt)
 	}
 	verify()
+
+	server := httptest.NewServer(routes(service))
+	defer server.Close()
+	for range 20 { // read your writes
+		last, err = service.Place(ctx, "", book)
+		require.NoError(t, err)
+		got := decode[View](t, send(t, http.MethodGet, server.URL+"/orders/"+last.OrderID+"?wait=20s", ""))
+		require.Equal(t, []string{"applied", "applied"}, []string{got.Events[0].Consumers[0].State, got.Events[0].Consumers[1].State})
+	}
+	for _, bad := range []string{"soon", "-1s", "0s", "31s"} {
+		requireProblem(t, send(t, http.MethodGet, server.URL+"/orders/"+last.OrderID+"?wait="+bad, ""), http.StatusBadRequest, "wait")
+	}
+	require.Equal(t, http.StatusNotFound, send(t, http.MethodGet, server.URL+"/orders/nothing?wait=1s", "").status)
+}
+
+func routes(s *Service) http.Handler {
+	mux := http.NewServeMux()
+	s.Routes(mux)
+	return mux
 }

@@ -26,6 +26,12 @@ type direct struct {
 
 func (d direct) Store() *store.DB { return d.DB }
 
+// WaitApplied waits for nobody: there are no consumers.
+func (d direct) WaitApplied(ctx context.Context, _ string, _ int64) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
 func (d direct) Append(ctx context.Context, tx outbox.Execer, events ...outbox.Event) ([]outbox.Appended, error) {
 	return d.Log.Append(ctx, tx, events...)
 }

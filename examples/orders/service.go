@@ -14,6 +14,7 @@ import (
 type Outlog interface {
 	Update(ctx context.Context, fn func(tx *store.Tx) error) error
 	Append(ctx context.Context, tx outbox.Execer, events ...outbox.Event) ([]outbox.Appended, error)
+	WaitApplied(ctx context.Context, consumer string, position int64) error
 	Store() *store.DB
 }
 
