@@ -116,6 +116,41 @@ func TestMigrateExisting(t *testing.T) {
 	require.Len(t, backups(t, dir), 1, "nothing to migrate, nothing to copy")
 }
 
+// TestNoMigrate opens a database beside its owner as a command does: it writes,
+// and refuses every file that would have to be made or changed first.
+func TestNoMigrate(t *testing.T) {
+	dir := t.TempDir()
+	beside := func(name string, sets ...store.Migrations) (*store.DB, error) {
+		return store.Open(t.Context(), store.Options{Path: filepath.Join(dir, name), NoMigrate: true, Migrations: sets})
+	}
+	app := store.Migrations{Table: "app_migrations", FS: fstest.MapFS{"00001_a.sql": {Data: []byte("-- +goose Up\nCREATE TABLE a (x INTEGER);\n")}}}
+	owner := open(t, store.Options{Path: filepath.Join(dir, "outlog.db")})
+
+	db, err := beside("outlog.db")
+	require.NoError(t, err)
+	require.NoError(t, db.Update(t.Context(), func(tx *store.Tx) error { return insert(tx, 1) }))
+	require.NoError(t, owner.Update(t.Context(), func(tx *store.Tx) error { return insert(tx, 2) }))
+	require.Equal(t, map[int]bool{1: true, 2: true}, stored(t, db))
+	require.NoError(t, db.Close())
+
+	_, err = beside("missing.db")
+	require.ErrorIs(t, err, store.ErrMissing)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "empty.db"), nil, 0o600))
+	_, err = beside("empty.db")
+	require.ErrorIs(t, err, store.ErrForeign)
+	st, err := os.Stat(filepath.Join(dir, "empty.db"))
+	require.NoError(t, err)
+	require.Zero(t, st.Size(), "a refused file is left as it is")
+	_, err = beside("outlog.db", app)
+	require.ErrorIs(t, err, store.ErrForeign, "a set that has not run here")
+	require.NoError(t, owner.Update(t.Context(), func(tx *store.Tx) error {
+		_, err := tx.ExecContext(t.Context(), `INSERT INTO outlog_migrations (version_id, is_applied) VALUES (999, 1)`)
+		return err
+	}))
+	_, err = beside("outlog.db")
+	require.ErrorIs(t, err, store.ErrNewer)
+}
+
 func backups(t *testing.T, dir string) []string {
 	files, err := filepath.Glob(filepath.Join(dir, "*.before-migration-*"))
 	require.NoError(t, err)

@@ -11,6 +11,11 @@ type Options struct {
 	Path string
 	// MustExist refuses to create the file (ErrMissing). Default: create it.
 	MustExist bool
+	// NoMigrate opens a database of exactly this program's version for writing,
+	// without the owner's part: nothing is created or migrated (ErrMissing,
+	// ErrNewer, ErrForeign). For commands beside a running owner. Migrations
+	// then only names the sets whose versions are compared.
+	NoMigrate bool
 	// Synchronous is "FULL" (default: a committed Update survives power loss)
 	// or "NORMAL" (it survives a killed process; power loss may take the last
 	// commits, never tear them).

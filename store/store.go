@@ -52,11 +52,7 @@ func Open(ctx context.Context, o Options) (*DB, error) {
 	// Unavailable off Linux, which is not an error.
 	_, _ = sqlite.OFDLocking(true)
 
-	existed, err := checkFile(o)
-	if err != nil {
-		return nil, err
-	}
-	if err := migrate(ctx, o, existed); err != nil {
+	if err := o.prepareFile(ctx); err != nil {
 		return nil, err
 	}
 	db := &DB{opts: o, log: o.Logger, signal: newSignal(), ids: newIDSource(o.Now)}
@@ -72,6 +68,21 @@ func Open(ctx context.Context, o Options) (*DB, error) {
 	}
 	db.checks = []Check{integrityCheck}
 	return db, nil
+}
+
+// prepareFile leaves a database file with the schema that this program knows.
+func (o Options) prepareFile(ctx context.Context) error {
+	o.MustExist = o.MustExist || o.NoMigrate
+	existed, err := checkFile(o)
+	switch {
+	case err != nil:
+		return err
+	case !o.NoMigrate:
+		return migrate(ctx, o, existed)
+	}
+	// Looked at before the writer sets WAL mode on a file that may not be ours.
+	db := openPool(o, roleReader, 1)
+	return errors.Join(checkVersion(ctx, db, o, true), db.Close())
 }
 
 // OpenReader opens an existing database for reading only, beside a running
