@@ -112,10 +112,10 @@ type run struct {
 func (b *run) apply(rows []outbox.Record) error {
 	c, p := b.c, &b.progress
 	s, err := readState(b.ctx, b.tx, c.opts.Name)
-	if err != nil {
+	if err != nil && !errors.Is(err, sql.ErrNoRows) {
 		return err
 	}
-	if s != c.state {
+	if err != nil || s != c.state { // no row: reload says that it was removed
 		return errChanged
 	}
 	p.state = s
@@ -231,6 +231,10 @@ func (b *run) fresh(r *outbox.Record) (passed bool, err error) {
 			return false, err
 		}
 		if waits {
+			// One that was discarded and stays so over a reset.
+			if applied, err := inInbox(b.ctx, b.tx, b.c.opts.Name, r.EventID); err != nil || applied {
+				return err == nil, err
+			}
 			b.progress.parked++
 			b.progress.anyParked = true
 			return true, insertParked(b.ctx, b.tx, b.c.opts.Name, r, "blocked", b.now, "waits for an earlier event of its aggregate")

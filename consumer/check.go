@@ -30,12 +30,13 @@ SELECT i.consumer, i.position FROM outlog_inbox i LEFT JOIN outbox o ON o.event_
 	{"is parked although it is not in the log", `
 SELECT k.consumer, k.position FROM outlog_parked k LEFT JOIN outbox o ON o.event_id = k.event_id WHERE o.position IS NOT k.position`},
 	{"is applied or parked although the consumer is not yet there", `
-SELECT d.consumer, d.position FROM (SELECT consumer, position FROM outlog_inbox UNION ALL
-       SELECT consumer, position FROM outlog_parked WHERE consumer <> 'relay') d LEFT JOIN outlog_consumers c ON c.name = d.consumer
- WHERE c.name IS NULL OR d.position > c.position`},
+SELECT d.consumer, d.position FROM (SELECT consumer, event_id, position FROM outlog_inbox UNION ALL
+       SELECT consumer, event_id, position FROM outlog_parked WHERE consumer <> 'relay') d LEFT JOIN outlog_consumers c ON c.name = d.consumer
+ WHERE (c.name IS NULL OR d.position > c.position)
+   AND NOT EXISTS (SELECT 1 FROM outlog_attempts h WHERE h.consumer = d.consumer AND h.event_id = d.event_id AND h.outcome = 'discarded')`},
 	{"waits behind nothing", `
 SELECT k.consumer, k.position FROM outlog_parked k LEFT JOIN outlog_consumers c ON c.name = k.consumer WHERE k.state = 'blocked' AND NOT EXISTS (SELECT 1 FROM outlog_parked e
- WHERE e.consumer = k.consumer AND NOT (e.state = 'dead' AND c.on_dead = 'skip') AND e.aggregate_type = k.aggregate_type AND e.aggregate_id = k.aggregate_id AND e.position < k.position)`},
+ WHERE e.consumer = k.consumer AND NOT (e.state = 'dead' AND c.on_dead IS 'skip') AND e.aggregate_type = k.aggregate_type AND e.aggregate_id = k.aggregate_id AND e.position < k.position)`},
 	{"was applied although an earlier event of its aggregate is parked", `
 SELECT k.consumer, o.position FROM outlog_parked k JOIN outlog_aggregates a ON a.aggregate_type = k.aggregate_type AND a.aggregate_id = k.aggregate_id
   JOIN outbox o ON o.position = a.last_position AND o.position > k.position

@@ -110,6 +110,9 @@ func (c *Consumer) Status() Status {
 //
 // Errors: ErrNewTypes, ErrPruned, ErrInvalidOption, ErrRemoved.
 func (c *Consumer) Run(ctx context.Context) error {
+	effectsCtx, cut := context.WithCancel(context.WithoutCancel(ctx))
+	defer cut()
+	c.effects = newEffects(effectsCtx, c)
 	for {
 		err := c.begin(ctx)
 		if err == nil {
@@ -118,16 +121,17 @@ func (c *Consumer) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return nil
 		}
+		if errors.Is(err, ErrNewTypes) { // unless the reset that mends it is asked for
+			if served, err := c.serveRequest(ctx); err == nil && served {
+				continue
+			}
+		}
 		if !store.IsUnavailable(err) {
 			return err
 		}
 		c.sleep(ctx, c.inTrouble(err))
 	}
 	c.recovered(progress{state: c.state})
-
-	effectsCtx, cut := context.WithCancel(context.WithoutCancel(ctx))
-	defer cut()
-	c.effects = newEffects(effectsCtx, c)
 
 	fetchCtx, stopFetch := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -186,9 +190,15 @@ func (c *Consumer) loop(ctx context.Context, deliveries <-chan []Delivery, down 
 	defer unsubscribe()
 	poll := time.NewTimer(0) // look once at start, whatever the stream says
 	defer poll.Stop()
+	// Its own, because a stream that is never silent keeps putting poll off.
+	ticks := time.NewTicker(c.opts.Poll)
+	defer ticks.Stop()
 	timer := time.NewTimer(0) // of parked events and pauses
 	defer timer.Stop()
 	sourceDown := false
+	if err := c.tick(ctx); err != nil {
+		return err
+	}
 	for {
 		through, lookAtParked := c.high, false
 		in, wake := deliveries, changed
@@ -217,9 +227,15 @@ func (c *Consumer) loop(ctx context.Context, deliveries <-chan []Delivery, down 
 		case <-poll.C:
 			through = endOfLog
 			poll.Reset(c.opts.Poll)
+		case <-ticks.C:
+			before := c.state
 			if err := c.tick(ctx); err != nil {
 				return err
 			}
+			if c.state == before {
+				continue // a parked event that became due is the timer's
+			}
+			through = endOfLog
 		}
 		if c.high > c.state.position || !sourceDown && through < endOfLog {
 			poll.Reset(c.opts.Poll) // the stream is alive
@@ -243,11 +259,15 @@ func (c *Consumer) untilDue() time.Duration {
 	return c.nextDue.Sub(c.db.Now())
 }
 
-// tick looks for what other programs have done to the consumer: requests, and
-// parked events made due.
+// tick looks for what other programs have done to the consumer: requests, a
+// pause or its end, and parked events made due.
 func (c *Consumer) tick(ctx context.Context) error {
-	if err := c.serveRequest(ctx); err != nil {
+	if _, err := c.serveRequest(ctx); err != nil {
 		return err
+	}
+	if s, err := readState(ctx, c.db.Reader(), c.opts.Name); err == nil && s != c.state {
+		c.setState(s)
+		c.recovered(progress{state: s})
 	}
 	due, err := nextDue(ctx, c.db.Reader(), c.opts.Name)
 	if err == nil {

@@ -193,16 +193,22 @@ func (c *Consumer) storeResult(ctx context.Context, it *item, f *failure) error 
 	return nil
 }
 
-// idle waits until no effect is under way, at most for d.
+// idle waits until no effect is under way, at most for d. It asks again and
+// again, because a WaitGroup must not be added to while an abandoned Wait is
+// still on it.
 func (x *effects) idle(d time.Duration) bool {
-	done := make(chan struct{})
-	go func() { x.wg.Wait(); close(done) }()
-	select {
-	case <-done:
-		return true
-	case <-time.After(d):
-		return false
+	late := time.NewTimer(d)
+	defer late.Stop()
+	again := time.NewTicker(time.Millisecond)
+	defer again.Stop()
+	for x.room() < maxEffects {
+		select {
+		case <-again.C:
+		case <-late.C:
+			return false
+		}
 	}
+	return true
 }
 
 // drain waits for the effects under way, at most for the drain time, and then

@@ -83,6 +83,13 @@ func (b *run) release(it *item) ([]item, error) {
 
 const deleteParked = `DELETE FROM outlog_parked WHERE consumer = ? AND event_id = ?`
 
+// ReleaseNext makes the next parked event of an aggregate due at once, for
+// whoever takes away the one before it without applying it. It returns the id
+// of the released event, "" if there is none that waits.
+func ReleaseNext(ctx context.Context, tx Execer, consumer string, a outbox.Aggregate, now time.Time) (eventID string, err error) {
+	return releaseNext(ctx, tx, consumer, a, now)
+}
+
 // releaseNext makes the first parked event of an aggregate due at once, if it
 // is blocked; under OnDead Skip it looks past dead ones. It returns the id of
 // the released event, "" if there is none.
@@ -90,7 +97,7 @@ func releaseNext(ctx context.Context, tx Execer, consumer string, a outbox.Aggre
 	_, err = scanNoRow(tx.QueryRowContext(ctx, `UPDATE outlog_parked SET state = 'retrying', next_attempt_at = ?1, delay_us = 0
 		WHERE consumer = ?2 AND state = 'blocked' AND event_id = (SELECT k.event_id FROM outlog_parked k
 			LEFT JOIN outlog_consumers c ON c.name = k.consumer
-			WHERE k.consumer = ?2 AND k.aggregate_type = ?3 AND k.aggregate_id = ?4 AND NOT (k.state = 'dead' AND c.on_dead = 'skip')
+			WHERE k.consumer = ?2 AND k.aggregate_type = ?3 AND k.aggregate_id = ?4 AND NOT (k.state = 'dead' AND c.on_dead IS 'skip')
 			ORDER BY k.position LIMIT 1)
 		RETURNING event_id`, now.UnixMicro(), consumer, a.Type, a.ID), &eventID)
 	return eventID, err

@@ -41,29 +41,46 @@ var (
 	ErrEffectsRunning = errors.New("external effects are running")
 )
 
-// serveRequest executes the oldest open request for this consumer.
-func (c *Consumer) serveRequest(ctx context.Context) error {
+// serveRequest executes the oldest open request for this consumer, and reports
+// whether it did: a request that met trouble is looked at again at the next
+// tick. Its only error is ErrRemoved.
+func (c *Consumer) serveRequest(ctx context.Context) (done bool, err error) {
 	var id int64
 	var argument string
 	found, err := scanNoRow(c.db.Reader().QueryRowContext(ctx, `SELECT id, argument FROM outlog_requests WHERE consumer = ? AND done_at = 0 ORDER BY id LIMIT 1`,
 		c.opts.Name), &id, &argument)
 	if err != nil || !found {
-		return nil // looked at again at the next tick
+		return false, nil
 	}
 	err = c.reset(ctx, id, argument)
-	if err != nil && !isRefusal(err) {
-		c.opts.Logger.Warn("reset not done, trying again", "consumer", c.opts.Name, "error", err)
-		return nil
-	}
-	if err != nil {
+	if err != nil && ctx.Err() == nil && isRefusal(err) {
 		c.opts.Logger.Warn("reset refused", "consumer", c.opts.Name, "error", err)
 		refusal := err
-		return c.db.Update(ctx, func(tx *store.Tx) error {
-			_, err := tx.ExecContext(ctx, `UPDATE outlog_requests SET done_at = ?, error = ? WHERE id = ?`, tx.Now().UnixMicro(), refusal.Error(), id)
-			return err
-		})
+		err = c.db.Update(ctx, func(tx *store.Tx) error { return closeRequest(ctx, tx, id, refusal.Error()) })
 	}
-	return c.reload(ctx)
+	if err == nil {
+		done, err = true, c.reload(ctx)
+	}
+	if errors.Is(err, ErrRemoved) {
+		return done, err
+	}
+	if err != nil && ctx.Err() == nil {
+		c.opts.Logger.Warn("reset request not served, trying again", "consumer", c.opts.Name, "error", err)
+	}
+	return done, nil
+}
+
+// closeRequest notes how a request ended: refusal "" means that it was done.
+// One that was withdrawn, or served by another instance, is errChanged.
+func closeRequest(ctx context.Context, tx *store.Tx, id int64, refusal string) error {
+	r, err := tx.ExecContext(ctx, `UPDATE outlog_requests SET done_at = ?, error = ? WHERE id = ? AND done_at = 0`, tx.Now().UnixMicro(), refusal, id)
+	if err != nil {
+		return err
+	}
+	if n, err := r.RowsAffected(); err != nil || n != 1 {
+		return errors.Join(errChanged, err)
+	}
+	return nil
 }
 
 // isRefusal reports whether a reset failed for good.
@@ -81,6 +98,9 @@ func (c *Consumer) reset(ctx context.Context, id int64, argument string) error {
 		return ErrEffectsRunning
 	}
 	return c.db.Update(ctx, func(tx *store.Tx) error {
+		if err := closeRequest(ctx, tx, id, ""); err != nil {
+			return err
+		}
 		s, err := readState(ctx, tx, c.opts.Name)
 		if err != nil {
 			return err
@@ -98,12 +118,8 @@ func (c *Consumer) reset(ctx context.Context, id int64, argument string) error {
 				return err
 			}
 		}
-		now := tx.Now().UnixMicro()
-		if _, err := tx.ExecContext(ctx, `UPDATE outlog_consumers SET position = ?1, start_position = min(start_position, ?1),
-			generation = generation + 1, run_position = ?1, updated_at = ?2 WHERE name = ?3`, target, now, c.opts.Name); err != nil {
-			return err
-		}
-		_, err = tx.ExecContext(ctx, `UPDATE outlog_requests SET done_at = ? WHERE id = ?`, now, id)
+		_, err = tx.ExecContext(ctx, `UPDATE outlog_consumers SET position = ?1, start_position = min(start_position, ?1),
+			generation = generation + 1, run_position = ?1, updated_at = ?2 WHERE name = ?3`, target, tx.Now().UnixMicro(), c.opts.Name)
 		return err
 	})
 }
@@ -157,7 +173,8 @@ func (c *Consumer) undo(ctx context.Context, tx *store.Tx, target int64, q Reset
 			return fmt.Errorf("%s: %w", step.what, err)
 		}
 	}
-	discarded := `DELETE FROM outlog_attempts WHERE consumer = ?1 AND position > ?2 AND outcome = 'discarded' AND ?3 > 0`
+	discarded := `UPDATE outlog_attempts SET outcome = 'reset', error = 'discarded: ' || error
+		WHERE consumer = ?1 AND position > ?2 AND outcome = 'discarded' AND ?3 > 0`
 	if q.KeepDiscarded {
 		discarded = `INSERT INTO outlog_inbox (consumer, event_id, position, applied_at)
 			SELECT DISTINCT consumer, event_id, position, ?3 FROM outlog_attempts WHERE consumer = ?1 AND position > ?2 AND outcome = 'discarded'`
@@ -195,7 +212,24 @@ func RequestReset(ctx context.Context, tx Execer, name string, q ResetRequest, n
 // ErrUnknown is returned for a consumer that has never run on this database.
 var ErrUnknown = errors.New("no such consumer")
 
-// AwaitReset returns nil when the request is done, and an error that says why
+// RefusedError is returned by AwaitReset when the reset was refused, in the
+// words of the program that refused it.
+type RefusedError struct{ Reason string }
+
+func (e *RefusedError) Error() string { return e.Reason }
+
+// WithdrawReset takes back a request that nobody has served yet. It reports
+// false when it is too late: AwaitReset then tells how it ended.
+func WithdrawReset(ctx context.Context, tx Execer, id int64, now time.Time) (bool, error) {
+	r, err := tx.ExecContext(ctx, `UPDATE outlog_requests SET done_at = ?, error = 'withdrawn' WHERE id = ? AND done_at = 0`, now.UnixMicro(), id)
+	if err != nil {
+		return false, err
+	}
+	n, err := r.RowsAffected()
+	return n == 1, err
+}
+
+// AwaitReset returns nil when the request is done, a *RefusedError that says why
 // when it was refused, or ctx's error.
 func AwaitReset(ctx context.Context, db *sql.DB, id int64) error {
 	tick := time.NewTicker(20 * time.Millisecond)
@@ -207,7 +241,7 @@ func AwaitReset(ctx context.Context, db *sql.DB, id int64) error {
 			return err
 		}
 		if done != 0 && refusal != "" {
-			return errors.New(refusal)
+			return &RefusedError{refusal}
 		}
 		if done != 0 {
 			return nil
