@@ -76,7 +76,7 @@ func (c *Consumer) attempt(ctx context.Context, rows []outbox.Record, l limits, 
 	var b *run
 	go func() {
 		defer close(done)
-		err = c.db.Update(ctx, func(tx *store.Tx) error {
+		err = c.db.UpdateLazy(ctx, func(tx *store.Tx) error {
 			b = &run{c: c, ctx: ctx, tx: tx, now: tx.Now(), deadline: time.Now().Add(c.opts.BatchTime), limits: l, failed: failed}
 			e := b.apply(rows)
 			p = b.progress

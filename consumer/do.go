@@ -156,7 +156,7 @@ func (x *effects) finish(it *item, f *failure) {
 // storeResult turns a running row into an inbox row or a recorded failure.
 func (c *Consumer) storeResult(ctx context.Context, it *item, f *failure) error {
 	var pause error
-	err := c.db.Update(ctx, func(tx *store.Tx) error {
+	err := c.db.UpdateLazy(ctx, func(tx *store.Tx) error {
 		pause = nil
 		now := tx.Now()
 		var mine bool

@@ -80,6 +80,7 @@ type conn struct {
 	inTx     bool  // the writer has begun a transaction
 	dead     bool  // and SQLite has rolled it back by itself
 	cause    error // the error of the statement that did it
+	lazy     bool  // commits do not sync now
 	internal bool  // the writer itself is at work: authorize lets it pass
 }
 
@@ -106,6 +107,22 @@ func (k *conn) authorize(action sqlite.AuthorizerActionCode, arg1, arg2, _, _ st
 		}
 	}
 	return sqlite.AuthorizerOK
+}
+
+// setLazy chooses whether the next transactions sync at their commit.
+func (k *conn) setLazy(lazy bool) error {
+	if k.lazy == lazy {
+		return nil
+	}
+	query := "PRAGMA synchronous = FULL"
+	if lazy {
+		query = "PRAGMA synchronous = NORMAL"
+	}
+	if err := k.control(query); err != nil {
+		return err
+	}
+	k.lazy = lazy
+	return nil
 }
 
 // control runs one of the writer's own statements.

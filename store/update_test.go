@@ -210,3 +210,46 @@ func TestOutsiderGetsIn(t *testing.T) {
 		require.NoError(t, err, "insert %d", i)
 	}
 }
+
+// TestLazyGroupsDoNotSync: a lazy commit leaves the setting at NORMAL, anybody
+// else's puts it back, and no lazy caller's positions count as on disk.
+func TestLazyGroupsDoNotSync(t *testing.T) {
+	db := open(t, store.Options{})
+	synchronous := func() string {
+		v, err := store.WriterPragma(db, "synchronous")
+		require.NoError(t, err)
+		return v
+	}
+	require.NoError(t, db.UpdateLazy(t.Context(), func(tx *store.Tx) error { tx.Appended(1, 1); return insert(tx, 1) }))
+	require.Equal(t, "1", synchronous())
+	from, to := store.KnownDurable(db)
+	require.Equal(t, [2]int64{}, [2]int64{from, to})
+	require.NoError(t, db.Update(t.Context(), func(tx *store.Tx) error { tx.Appended(2, 2); return insert(tx, 2) }))
+	require.Equal(t, "2", synchronous())
+	from, to = store.KnownDurable(db)
+	require.Equal(t, [2]int64{2, 2}, [2]int64{from, to})
+}
+
+// TestNobodyIsDurableInALazyGroup queues an Update behind a lazy one: it must
+// not be committed without an fsync.
+func TestNobodyIsDurableInALazyGroup(t *testing.T) {
+	db := open(t, store.Options{})
+	holding, release := make(chan struct{}), make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		require.NoError(t, db.UpdateLazy(t.Context(), func(tx *store.Tx) error { close(holding); <-release; return insert(tx, 1) }))
+	})
+	<-holding
+	wg.Go(func() {
+		require.NoError(t, db.Update(t.Context(), func(tx *store.Tx) error { tx.Appended(7, 7); return insert(tx, 2) }))
+		from, to := store.KnownDurable(db)
+		require.Equal(t, [2]int64{7, 7}, [2]int64{from, to})
+		v, err := store.WriterPragma(db, "synchronous")
+		require.NoError(t, err)
+		require.Equal(t, "2", v)
+	})
+	require.Eventually(t, func() bool { return store.Waiting(db) == 1 }, 10*time.Second, time.Millisecond)
+	close(release)
+	wg.Wait()
+	require.Equal(t, map[int]bool{1: true, 2: true}, stored(t, db))
+}

@@ -58,6 +58,7 @@ type writer struct {
 
 	// The rest belongs to the holder of the baton.
 	open    bool      // a transaction is open
+	lazy    bool      // which commits without an fsync
 	group   []*call   // callers whose callbacks succeeded in it
 	began   time.Time // when it was begun
 	lastGap time.Time // when the queue was last empty, or others were let in
@@ -78,6 +79,7 @@ type hold struct {
 // call is one Update.
 type call struct {
 	fn   func(*Tx) error
+	lazy bool         // its commit need not reach the disk by itself
 	wake chan outcome // capacity 1: at most one is under way
 }
 
@@ -102,8 +104,19 @@ type outcome struct {
 // Errors: fn's own, ErrNested, ErrForeignKey, ErrTxAborted, ErrClosed, ctx's,
 // or SQLite's from BEGIN or COMMIT (then nothing of fn is stored).
 func (db *DB) Update(ctx context.Context, fn func(*Tx) error) error {
-	w := db.writer
-	c := &call{fn: fn, wake: make(chan outcome, 1)}
+	return db.writer.update(ctx, &call{fn: fn, wake: make(chan outcome, 1)})
+}
+
+// UpdateLazy is Update for work that can be done again: it survives the death
+// of the process, but its commit does not wait for the disk. A power loss may
+// take it back, never without everything committed after it; the next fsync of
+// anybody makes it durable. Consumers use it: their effect, inbox row and
+// cursor go back together, and the log has the event.
+func (db *DB) UpdateLazy(ctx context.Context, fn func(*Tx) error) error {
+	return db.writer.update(ctx, &call{fn: fn, lazy: true, wake: make(chan outcome, 1)})
+}
+
+func (w *writer) update(ctx context.Context, c *call) error {
 	if err := w.acquire(ctx, c); err != nil {
 		return err
 	}
@@ -176,7 +189,7 @@ func (w *writer) turn(ctx context.Context, c *call) (err error, joined bool) {
 		return err, false
 	}
 	if !w.open {
-		if err := w.begin(); err != nil {
+		if err := w.begin(c.lazy); err != nil {
 			w.failWaiting(err)
 			return err, false
 		}
@@ -317,7 +330,7 @@ func (w *writer) restart() {
 // complete.
 func (w *writer) next() {
 	w.mu.Lock()
-	if len(w.queue) > 0 && (len(w.group) == 0 || len(w.group) < maxGroup && time.Since(w.began) < maxGroupTime) {
+	if len(w.queue) > 0 && w.takes(w.queue[0]) {
 		w.hand()
 		return
 	}
@@ -336,6 +349,14 @@ func (w *writer) next() {
 		close(w.drained)
 	}
 	w.mu.Unlock()
+}
+
+// takes reports whether c can join the open transaction, if there is one.
+func (w *writer) takes(c *call) bool {
+	if !w.open {
+		return true
+	}
+	return (c.lazy || !w.lazy) && len(w.group) < maxGroup && time.Since(w.began) < maxGroupTime
 }
 
 // hand gives the baton to the head of the queue. It unlocks w.mu.
@@ -360,9 +381,14 @@ func (w *writer) failWaiting(err error) {
 	w.next()
 }
 
-// begin opens the group's transaction.
-func (w *writer) begin() error {
+// begin opens the group's transaction. SQLite takes no other synchronous
+// setting inside one, so whether the commit syncs is decided here: a lazy group
+// takes only lazy callers.
+func (w *writer) begin(lazy bool) error {
 	err := w.raw(func(k *conn) error {
+		if err := k.setLazy(lazy && w.db.opts.Synchronous == "FULL"); err != nil {
+			return err
+		}
 		if err := k.control("BEGIN IMMEDIATE"); err != nil {
 			return err
 		}
@@ -372,7 +398,7 @@ func (w *writer) begin() error {
 	if err != nil {
 		return fmt.Errorf("begin: %w", err)
 	}
-	w.open, w.began = true, time.Now()
+	w.open, w.lazy, w.began = true, lazy, time.Now()
 	return nil
 }
 
@@ -406,7 +432,7 @@ func (w *writer) commit() {
 		err = w.db.hook("store.after-commit")
 	}
 	appended := w.first != 0 && err == nil
-	if appended {
+	if appended && !w.lazy {
 		w.db.noteDurable(w.first, w.last)
 	}
 	w.ended()
