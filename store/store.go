@@ -47,10 +47,7 @@ func Open(ctx context.Context, o Options) (*DB, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Must come before the first open in the process: with POSIX locks, any
-	// close of the file elsewhere in the process would drop SQLite's locks.
-	// Unavailable off Linux, which is not an error.
-	_, _ = sqlite.OFDLocking(true)
+	switchProcess()
 
 	if err := o.prepareFile(ctx); err != nil {
 		return nil, err
@@ -92,7 +89,7 @@ func OpenReader(ctx context.Context, path string, migrations ...Migrations) (*DB
 	if err != nil {
 		return nil, err
 	}
-	_, _ = sqlite.OFDLocking(true)
+	switchProcess()
 	if _, err := checkFile(o); err != nil {
 		return nil, err
 	}
@@ -124,6 +121,19 @@ func checkFile(o Options) (existed bool, err error) {
 		return false, err
 	}
 	return false, f.Close()
+}
+
+// switchProcess sets what is one setting per process in the SQLite library.
+// Where the system has neither, nothing is lost.
+//
+//   - Open-file-description locks: with POSIX locks, any close of the file
+//     elsewhere in the process would drop SQLite's.
+//   - fdatasync instead of fsync: as durable, without forcing the file's
+//     timestamps, and with them the file system's journal, to the disk at every
+//     commit.
+func switchProcess() {
+	_, _ = sqlite.OFDLocking(true)
+	_, _ = sqlite.Fdatasync(true)
 }
 
 // openPool makes a pool whose connections are configured for their role.

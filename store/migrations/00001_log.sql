@@ -177,8 +177,9 @@ CREATE VIEW outbox_status AS
 SELECT o.*,
        CASE WHEN k.state = 'dead' THEN 'dead'
             WHEN k.event_id IS NOT NULL THEN 'parked'
-            WHEN p.first_position IS NULL THEN 'pending'
-            ELSE 'published' END AS state,
+            WHEN p.first_position IS NOT NULL THEN 'published'
+            WHEN o.position <= (SELECT position FROM outlog_relay WHERE name = 'main') THEN 'skipped'
+            ELSE 'pending' END AS state,
        CASE WHEN k.event_id IS NULL THEN p.last_stream_seq -
             (SELECT count(*) FROM outbox later WHERE later.position > o.position AND later.position <= p.last_position) END AS stream_seq,
        CASE WHEN k.event_id IS NULL THEN p.published_at END AS published_at
