@@ -38,11 +38,11 @@ SELECT sku, 'has ' || sum(reserved) || ' reserved, its reservations are ' || sum
 }
 
 func checkInventory(ctx context.Context, q store.Querier) (string, error) {
-	_, waiting, ran, err := lag(ctx, q, Inventory)
+	p, err := readProgress(ctx, q, Inventory)
 	if err != nil {
 		return "", err
 	}
-	if !ran {
+	if !p.ran {
 		return "the consumer has not run here", nil
 	}
 	if err := broken(ctx, q, inventoryRules); err != nil {
@@ -50,5 +50,5 @@ func checkInventory(ctx context.Context, q store.Querier) (string, error) {
 	}
 	var reservations, skus int64
 	err = q.QueryRowContext(ctx, `SELECT (SELECT count(*) FROM reservations), (SELECT count(*) FROM inventory)`).Scan(&reservations, &skus)
-	return fmt.Sprintf("%d reservations of %d SKUs, %d events not applied yet", reservations, skus, waiting), err
+	return fmt.Sprintf("%d reservations of %d SKUs, %d events not applied", reservations, skus, p.waiting), err
 }

@@ -37,11 +37,11 @@ SELECT n.order_id, 'has several notifications ' || n.kind FROM notifications n L
 }
 
 func checkNotifications(ctx context.Context, q store.Querier) (string, error) {
-	start, waiting, ran, err := lag(ctx, q, Notifications)
+	p, err := readProgress(ctx, q, Notifications)
 	if err != nil {
 		return "", err
 	}
-	if !ran {
+	if !p.ran {
 		return "the consumer has not run here", nil
 	}
 	if err := broken(ctx, q, notificationRules); err != nil {
@@ -53,8 +53,8 @@ func checkNotifications(ctx context.Context, q store.Querier) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if start == 0 && notifications != events-waiting {
-		return "", fmt.Errorf("%d notifications for %d events, of which %d are not applied", notifications, events, waiting)
+	if p.start == 0 && p.counts && notifications != events-p.waiting {
+		return "", fmt.Errorf("%d notifications for %d events, of which %d are not applied", notifications, events, p.waiting)
 	}
-	return fmt.Sprintf("%d notifications, %d events not applied yet", notifications, waiting), nil
+	return fmt.Sprintf("%d notifications, %d events not applied", notifications, p.waiting), nil
 }

@@ -16,11 +16,11 @@ const (
 // notifications.
 func Consumers() []consumer.Options {
 	return []consumer.Options{
-		{Name: Inventory, Start: consumer.Beginning, Routes: []consumer.Route{
+		{Name: Inventory, Start: consumer.Beginning, Clear: clearInventory, Routes: []consumer.Route{
 			consumer.Apply(TypeOrderCreated, reserve),
 			consumer.Apply(TypeOrderCancelled, release),
 		}},
-		{Name: Notifications, Start: consumer.Beginning, Routes: []consumer.Route{
+		{Name: Notifications, Start: consumer.Beginning, Clear: clearNotifications, Routes: []consumer.Route{
 			consumer.Apply(TypeOrderCreated, notifyCreated),
 			consumer.Apply(TypeOrderCancelled, notifyCancelled),
 		}},

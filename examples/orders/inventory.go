@@ -61,3 +61,46 @@ func release(ctx context.Context, tx *store.Tx, e consumer.Event[OrderCancelled]
 	}
 	return nil
 }
+
+// clearInventory undoes what reserve and release did for events after a
+// position. Rows of inventory stay, with nothing reserved if need be: what is
+// on hand is not the consumer's.
+func clearInventory(ctx context.Context, tx *store.Tx, after int64) error {
+	for _, step := range []struct{ what, query string }{
+		{"lower reserved stock", `
+UPDATE inventory SET reserved = reserved - r.qty FROM (` + selectReserved + `) r WHERE r.sku = inventory.sku`},
+		{"undo reservations", `
+DELETE FROM reservations WHERE order_id IN (SELECT e.aggregate_id FROM outbox e
+ WHERE e.position > ?1 AND e.aggregate_type = 'order' AND e.type = 'OrderCreated')`},
+		{"restore reserved stock", `
+UPDATE inventory SET reserved = reserved + r.qty FROM (` + unapplied(Inventory) + selectReleased + `
+SELECT l.sku, sum(l.qty) AS qty FROM released JOIN order_lines l ON l.order_id = released.id GROUP BY l.sku) r WHERE r.sku = inventory.sku`},
+		{"restore reservations", unapplied(Inventory) + selectReleased + `
+INSERT INTO reservations (order_id, sku, qty, event_id)
+SELECT l.order_id, l.sku, sum(l.qty), released.event_id FROM released JOIN order_lines l ON l.order_id = released.id GROUP BY l.order_id, l.sku`},
+	} {
+		if _, err := tx.ExecContext(ctx, step.query, after); err != nil {
+			return fmt.Errorf("%s: %w", step.what, err)
+		}
+	}
+	return nil
+}
+
+// selectReserved adds up what orders created after position ?1 have reserved.
+const selectReserved = `
+SELECT r.sku, sum(r.qty) AS qty FROM outbox e JOIN reservations r ON r.order_id = e.aggregate_id
+ WHERE e.position > ?1 AND e.aggregate_type = 'order' AND e.type = 'OrderCreated' GROUP BY r.sku`
+
+// selectReleased goes on from unapplied with the orders that were reserved up
+// to position ?1 and released after it. A reservation that is there was not
+// released, whatever the log says. The id of a pruned OrderCreated is not known
+// any more.
+const selectReleased = `,
+released (id, event_id) AS MATERIALIZED (
+SELECT e.aggregate_id, coalesce(c.event_id, '') FROM outlog_consumers i
+  JOIN outbox e ON e.position > ?1 AND e.position <= i.position
+  LEFT JOIN outbox c ON c.position = e.previous_position
+ WHERE i.name = 'inventory' AND e.aggregate_type = 'order' AND e.type = 'OrderCancelled'
+   AND e.previous_position <= ?1 AND e.previous_position > i.start_position
+   AND e.aggregate_id NOT IN (SELECT order_id FROM unapplied)
+   AND NOT EXISTS (SELECT 1 FROM reservations WHERE order_id = e.aggregate_id))`

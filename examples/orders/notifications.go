@@ -39,4 +39,10 @@ func notify(ctx context.Context, tx *store.Tx, eventID, orderID, kind, recipient
 	return nil
 }
 
+// clearNotifications undoes what was written for events after a position.
+func clearNotifications(ctx context.Context, tx *store.Tx, after int64) error {
+	_, err := tx.ExecContext(ctx, `DELETE FROM notifications WHERE event_id IN (SELECT event_id FROM outbox WHERE position > ?)`, after)
+	return err
+}
+
 func money(cents int64) string { return fmt.Sprintf("%d.%02d", cents/100, cents%100) }
