@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"runtime/debug"
 	"time"
 
@@ -26,6 +27,7 @@ import (
 type item struct {
 	outbox.Record
 	parked   bool // it has a row in outlog_parked
+	missing  bool // and none in the log any more
 	attempts int  // failed ones so far
 }
 
@@ -39,9 +41,10 @@ type progress struct {
 	rows      int // log rows the cursor passed
 	applied   int
 	parked    int       // newly parked, for whatever reason
+	done      int       // events looked at, whatever became of them
 	failed    *item     // the event whose failure was recorded, if one was
 	effects   []item    // external effects to start now that their rows are committed
-	outage    error     // a handler's Outage that ended the batch
+	outage    *failure  // a handler's Outage that ended the batch
 	more      bool      // the batch ended before its work did
 	nextDue   time.Time // of the earliest parked event, zero if there is none
 	anyParked bool
@@ -49,8 +52,10 @@ type progress struct {
 
 // limits bound one batch.
 type limits struct {
-	items   int // events handled
-	effects int // external effects that may be started
+	items   int  // events handled
+	effects int  // external effects that may be started
+	alone   bool // of the parked events that are due, handle this one alone, if any
+	only    string
 }
 
 // batch applies what is due among the parked events, and then rows, the log's
@@ -58,10 +63,12 @@ type limits struct {
 func (c *Consumer) batch(ctx context.Context, rows []outbox.Record, l limits, failed *failure) (progress, error) {
 	for {
 		p, err := c.attempt(ctx, rows, l, failed)
-		if err == nil || isTrouble(err) {
+		if err == nil {
+			return p, nil
+		}
+		if failed = blamed(err); failed == nil {
 			return p, err
 		}
-		failed, _ = errors.AsType[*failure](err)
 	}
 }
 
@@ -69,27 +76,55 @@ func (c *Consumer) batch(ctx context.Context, rows []outbox.Record, l limits, fa
 const maxBatchBytes = 8 << 20
 
 // attempt runs one transaction, on a goroutine of its own so that a handler's
-// Goexit ends that and not the consumer.
-func (c *Consumer) attempt(ctx context.Context, rows []outbox.Record, l limits, failed *failure) (p progress, err error) {
-	done := make(chan struct{})
-	returned := false
+// Goexit ends that and not the consumer, and so that a handler that never
+// returns does not keep the consumer from stopping.
+func (c *Consumer) attempt(ctx context.Context, rows []outbox.Record, l limits, failed *failure) (progress, error) {
+	late := time.AfterFunc(c.opts.HandlerTimeout, func() { c.warnLate(c.busy.Load()) })
+	defer late.Stop()
 	var b *run
+	err := errGoexit
+	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		err = c.db.UpdateLazy(ctx, func(tx *store.Tx) error {
 			b = &run{c: c, ctx: ctx, tx: tx, now: tx.Now(), deadline: time.Now().Add(c.opts.BatchTime), limits: l, failed: failed}
-			e := b.apply(rows)
-			p = b.progress
-			return e
+			return b.apply(rows)
 		})
-		returned = true
 	}()
-	<-done
-	c.setBusy(nil)
-	if !returned {
-		err = &failure{b.current.EventID, errGoexit, b.stack}
+	select {
+	case <-done:
+	case <-ctx.Done():
+		select {
+		case <-done:
+		case <-time.After(c.opts.DrainTimeout):
+			return progress{}, c.stuck()
+		}
 	}
-	return p, err
+	c.setBusy(nil)
+	if b == nil {
+		return progress{}, err
+	}
+	if err == errGoexit && b.unwound != nil {
+		err = b.unwound
+	}
+	return b.progress, err
+}
+
+// stuck gives up waiting for the handler at work.
+func (c *Consumer) stuck() error {
+	what := "a batch"
+	if w := c.busy.Load(); w != nil {
+		what = w.eventType + " " + w.eventID
+	}
+	c.opts.Logger.Error("a handler did not return in time and is left behind; the database cannot be closed", "consumer", c.opts.Name, "event", what)
+	return fmt.Errorf("%w: consumer %s, %s", ErrStuck, c.opts.Name, what)
+}
+
+// warnLate names a handler that is past its deadline.
+func (c *Consumer) warnLate(w *busy) {
+	if w != nil {
+		c.opts.Logger.Warn("handler is past its deadline", "consumer", c.opts.Name, "type", w.eventType, "event", w.eventID, "deadline", c.opts.HandlerTimeout)
+	}
 }
 
 // run is one transaction of a batch.
@@ -101,10 +136,8 @@ type run struct {
 	deadline time.Time
 	limits   limits
 	failed   *failure // the event to park instead of handling it
-	current  *item    // being handled
-	stack    string   // of a handler that did not return
+	unwound  *failure // a handler that ended its goroutine
 	progress progress
-	done     int
 	stop     bool
 }
 
@@ -170,8 +203,12 @@ func (b *run) moveCursor(from state) error {
 
 // over reports whether the batch has to end: its time or number is up, the
 // consumer stops, or an event has just failed.
+//
+// Time does not end a batch that runs again to park an event: it got that far
+// in time before, and ending it here would forget the failure.
 func (b *run) over() bool {
-	return b.stop || b.done > 0 && (b.done >= b.limits.items || time.Now().After(b.deadline) || b.ctx.Err() != nil)
+	done := b.progress.done
+	return b.stop || done > 0 && (done >= b.limits.items || b.failed == nil && time.Now().After(b.deadline) || b.ctx.Err() != nil)
 }
 
 // parkedEvents applies the parked events that are due, and after each success
@@ -193,29 +230,45 @@ func (b *run) parkedEvents() error {
 		}
 		it := due[0]
 		due = due[1:]
-		if b.c.routes[it.Type].do != nil {
-			if len(p.effects) >= b.limits.effects {
-				continue // stays due
-			}
-			if err := b.startEffect(&it); err != nil {
-				return err
-			}
+		if b.limits.alone && it.EventID != b.limits.only {
 			continue
 		}
-		applied, err := b.handle(&it)
+		next, err := b.due(&it)
 		if err != nil {
 			return err
 		}
-		if applied {
-			next, err := b.release(&it)
-			if err != nil {
-				return err
-			}
-			due = append(next, due...)
-		}
+		due = append(next, due...)
 	}
 	return nil
 }
+
+// due applies a parked event whose time has come, or starts its external
+// effect, and returns the event that this released.
+func (b *run) due(it *item) (released []item, err error) {
+	if behind, err := b.behind(it); err != nil || behind {
+		return nil, err
+	}
+	switch {
+	case it.missing:
+		return nil, b.park(it, newFailure(it.EventID, Permanent(errMissing), ""))
+	case b.c.routes[it.Type].do == nil:
+	case len(b.progress.effects) >= b.limits.effects:
+		return nil, nil // stays due
+	default:
+		if failed, err := b.failedBefore(it); failed || err != nil {
+			return nil, err
+		}
+		return nil, b.startEffect(it)
+	}
+	applied, err := b.handle(it)
+	if err != nil || !applied {
+		return nil, err
+	}
+	return b.release(it)
+}
+
+// errMissing is why a parked event is dead that the log does not hold.
+var errMissing = errors.New("the event is not in the log any more")
 
 // fresh applies one row of the log, or parks it behind an earlier event of its
 // aggregate, or starts its external effect. passed: the cursor may move over
@@ -226,7 +279,7 @@ func (b *run) fresh(r *outbox.Record) (passed bool, err error) {
 		return true, nil
 	}
 	if b.progress.anyParked {
-		waits, err := b.waits(r.Aggregate())
+		waits, err := b.waits(r)
 		if err != nil {
 			return false, err
 		}
@@ -245,11 +298,14 @@ func (b *run) fresh(r *outbox.Record) (passed bool, err error) {
 		if len(b.progress.effects) >= b.limits.effects {
 			return false, nil
 		}
-		b.progress.anyParked = true
 		applied, err := inInbox(b.ctx, b.tx, b.c.opts.Name, r.EventID)
 		if err != nil || applied {
 			return true, err
 		}
+		if failed, err := b.failedBefore(it); failed || err != nil {
+			return true, err
+		}
+		b.progress.anyParked = true
 		if err := insertParked(b.ctx, b.tx, b.c.opts.Name, r, "running", b.now, ""); err != nil {
 			return false, err
 		}
@@ -264,19 +320,10 @@ func (b *run) fresh(r *outbox.Record) (passed bool, err error) {
 // handle applies one event unless its inbox row is there already. A failure
 // ends the batch; the event that failed in the run before this one is parked.
 func (b *run) handle(it *item) (applied bool, err error) {
-	if b.failed != nil && b.failed.eventID == it.EventID {
-		b.stop = true
-		if isOutage(b.failed.err) {
-			b.progress.outage = b.failed.err
-			return false, nil
-		}
-		b.progress.failed, b.progress.anyParked = it, true
-		if !it.parked {
-			b.progress.parked++
-		}
-		return false, b.recordFailure(it, b.failed)
+	if failed, err := b.failedBefore(it); failed || err != nil {
+		return false, err
 	}
-	b.done++
+	b.progress.done++
 	r, err := b.tx.ExecContext(b.ctx, insertInbox, b.c.opts.Name, it.EventID, it.Position, b.now.UnixMicro())
 	if err != nil {
 		return false, err
@@ -284,31 +331,61 @@ func (b *run) handle(it *item) (applied bool, err error) {
 	if n, err := r.RowsAffected(); err != nil || n == 0 {
 		return true, err // applied before: never twice
 	}
-	b.current = it
-	err = b.call(it)
-	if err == nil {
-		err = b.tx.Err() // a handler can break the transaction and hide it
-	}
-	if err != nil {
-		return false, &failure{it.EventID, err, b.stack}
+	if f := b.call(it); f != nil {
+		return false, f
 	}
 	b.progress.applied++
 	return true, nil
 }
 
+// failedBefore parks the event that failed in the run before this one, which
+// ends the batch.
+func (b *run) failedBefore(it *item) (bool, error) {
+	f := b.failed
+	if f == nil || f.eventID != it.EventID {
+		return false, nil
+	}
+	b.stop = true
+	if !f.counts() {
+		b.progress.outage = f
+		return true, nil
+	}
+	return true, b.park(it, f)
+}
+
+// park records a failure of this batch.
+func (b *run) park(it *item, f *failure) error {
+	p := &b.progress
+	p.done++
+	p.failed, p.anyParked = it, true
+	if !it.parked {
+		p.parked++
+	}
+	return b.c.recordFailure(b.ctx, b.tx, b.now, it, f)
+}
+
 const insertInbox = `INSERT INTO outlog_inbox (consumer, event_id, position, applied_at) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING`
 
-// call runs the handler and turns a panic into an error.
-func (b *run) call(it *item) (err error) {
+// call runs the handler. Whatever it says, an unavailable database that one of
+// its statements met is what counts, and so is a transaction it broke.
+func (b *run) call(it *item) (f *failure) {
 	start := time.Now()
 	returned := false
 	b.c.setBusy(&busy{it.Type, it.EventID, start})
+	// Not cancelled when the consumer stops, which is not a failed attempt; but
+	// over when the handler is.
+	ctx, over := context.WithCancel(context.WithoutCancel(b.ctx))
 	defer func() {
+		over()
 		if p := recover(); p != nil {
-			err, b.stack = panicked(p), string(debug.Stack())
+			f = newFailure(it.EventID, panicked(p), string(debug.Stack()))
 		} else if !returned {
-			b.stack = string(debug.Stack())
+			f = newFailure(it.EventID, errGoexit, string(debug.Stack()))
 		}
+		if err := b.tx.Err(); err != nil && (f == nil || store.IsUnavailable(err)) {
+			f = newFailure(it.EventID, err, "")
+		}
+		b.unwound = f
 		if d := time.Since(start); d > slowHandler {
 			b.c.opts.Logger.Warn("slow handler held up all writers", "consumer", b.c.opts.Name, "type", it.Type,
 				"event", it.EventID, "held", d.Round(time.Millisecond))
@@ -317,13 +394,14 @@ func (b *run) call(it *item) (err error) {
 	route, ok := b.c.routes[it.Type]
 	if !ok || route.apply == nil {
 		returned = true
-		return Permanent(errNoRoute)
+		return newFailure(it.EventID, Permanent(errNoRoute), "")
 	}
-	// Not cancelled when the consumer stops: a stop is not a failed attempt.
-	ctx := outbox.WithInput(context.WithoutCancel(b.ctx), b.c.opts.Name, &it.Record)
-	err = route.apply(ctx, b.tx, &it.Record, it.attempts+1)
+	err := route.apply(outbox.WithInput(ctx, b.c.opts.Name, &it.Record), b.tx, &it.Record, it.attempts+1)
 	returned = true
-	return err
+	if err != nil {
+		f = newFailure(it.EventID, err, "")
+	}
+	return f
 }
 
 // errNoRoute is why a parked event is dead whose type the program no longer

@@ -25,14 +25,17 @@ type Consumer struct {
 	state    state
 	isolate  int        // events still to run one by one, see isolate.go
 	high     int64      // highest position delivered
+	wanted   int64      // position to reach, 0 once it is reached
+	ticked   time.Time  // when tick last ran
 	waiting  []Delivery // delivered, not yet acked, in stream order
 	nextDue  time.Time  // of the earliest parked event
 	failures int        // batches in a row that met database trouble
-	effects  *effects
 
 	generation atomic.Int64
+	paused     atomic.Bool
 	stray      atomic.Int64
 	busy       atomic.Pointer[busy]
+	effects    atomic.Pointer[effects] // of the current Run
 	pause      pauser
 	nudged     chan struct{} // capacity 1: look at the parked events
 
@@ -54,11 +57,11 @@ type Status struct {
 	SourceDown   bool      // the stream does not answer; the log is read instead
 	TroubleSince time.Time // of the database, zero if there is none
 	LastError    string    // of that trouble
-	Handling     string    // type and id of the event in an Apply handler now, "" if none
+	Handling     string    // type and id of the event in a handler now, the longest there, "" if none
 	HandlingFor  time.Duration
 }
 
-// busy is the event in an Apply handler.
+// busy is the event in a handler.
 type busy struct {
 	eventType, eventID string
 	since              time.Time
@@ -69,6 +72,11 @@ func (c *Consumer) setBusy(b *busy) { c.busy.Store(b) }
 var (
 	// ErrRemoved is returned by Run when the consumer was removed while it ran.
 	ErrRemoved = errors.New("consumer was removed")
+	// ErrStuck is returned by Run when an Apply handler did not return within
+	// Options.DrainTimeout of the stop. It is left behind with the database's
+	// writer in hand: the caller should end the process and not close the store,
+	// which would wait for it. Nothing of that batch is stored.
+	ErrStuck = errors.New("a handler does not return")
 )
 
 // New returns a consumer that reads log and is woken by source. It does no I/O.
@@ -96,7 +104,11 @@ func (c *Consumer) Status() Status {
 	c.mu.Unlock()
 	s.Strays = c.stray.Load()
 	s.PausedSince, s.PausedReason = c.pause.spell()
-	if b := c.busy.Load(); b != nil {
+	b := c.busy.Load()
+	if x := c.effects.Load(); b == nil && x != nil {
+		b = x.oldest()
+	}
+	if b != nil {
 		s.Handling, s.HandlingFor = b.eventType+" "+b.eventID, time.Since(b.since)
 	}
 	return s
@@ -108,11 +120,12 @@ func (c *Consumer) Status() Status {
 // error of Run; it backs off and goes on. One instance of a consumer with Do
 // routes may run at a time.
 //
-// Errors: ErrNewTypes, ErrPruned, ErrInvalidOption, ErrRemoved.
+// Errors: ErrNewTypes, ErrPruned, ErrInvalidOption, ErrRemoved, ErrStuck.
 func (c *Consumer) Run(ctx context.Context) error {
 	effectsCtx, cut := context.WithCancel(context.WithoutCancel(ctx))
 	defer cut()
-	c.effects = newEffects(effectsCtx, c)
+	effects := newEffects(ctx, effectsCtx, c)
+	c.effects.Store(effects)
 	for {
 		err := c.begin(ctx)
 		if err == nil {
@@ -121,7 +134,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		if errors.Is(err, ErrNewTypes) { // unless the reset that mends it is asked for
+		if errors.Is(err, ErrNewTypes) || errors.Is(err, ErrPruned) { // unless the reset that mends it is asked for
 			if served, err := c.serveRequest(ctx); err == nil && served {
 				continue
 			}
@@ -141,7 +154,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 	err := c.loop(ctx, deliveries, down)
 	stopFetch()
 	wg.Wait()
-	c.effects.drain(cut)
+	effects.drain(cut)
 	if err == nil {
 		endCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.opts.DrainTimeout)
 		defer cancel()
@@ -200,7 +213,7 @@ func (c *Consumer) loop(ctx context.Context, deliveries <-chan []Delivery, down 
 		return err
 	}
 	for {
-		through, lookAtParked := c.high, false
+		through := c.high
 		in, wake := deliveries, changed
 		if !sourceDown {
 			wake = nil // the stream says how far, as long as it is there
@@ -215,15 +228,16 @@ func (c *Consumer) loop(ctx context.Context, deliveries <-chan []Delivery, down 
 		case ds := <-in:
 			c.receive(ds)
 			through = c.high
+			poll.Reset(c.opts.Poll) // the stream is alive
 		case sourceDown = <-down:
 			c.setDown(sourceDown)
 			through = endOfLog
 		case <-wake:
 			through = endOfLog
-		case <-c.nudged:
-			lookAtParked = true
+		case <-c.nudged: // an effect ended: there is room, and maybe its next is due
+			c.lookAtParked(ctx)
 		case <-timer.C:
-			through, lookAtParked = endOfLog, true
+			c.lookAtParked(ctx)
 		case <-poll.C:
 			through = endOfLog
 			poll.Reset(c.opts.Poll)
@@ -237,10 +251,11 @@ func (c *Consumer) loop(ctx context.Context, deliveries <-chan []Delivery, down 
 			}
 			through = endOfLog
 		}
-		if c.high > c.state.position || !sourceDown && through < endOfLog {
-			poll.Reset(c.opts.Poll) // the stream is alive
+		if ctx.Err() != nil {
+			return nil
 		}
-		if err := c.catchUp(ctx, through, lookAtParked); err != nil {
+		c.wanted = max(c.wanted, through)
+		if err := c.catchUp(ctx); err != nil {
 			return err
 		}
 	}
@@ -253,33 +268,52 @@ func (c *Consumer) untilDue() time.Duration {
 	if d := c.pause.left(); d > 0 {
 		return d
 	}
-	if c.nextDue.IsZero() || c.effects.room() == 0 { // the end of an effect nudges
+	if c.nextDue.IsZero() || c.state.paused || c.effects.Load().room() <= 0 { // the end of an effect nudges
 		return time.Hour
 	}
 	return c.nextDue.Sub(c.db.Now())
 }
 
 // tick looks for what other programs have done to the consumer: requests, a
-// pause or its end, and parked events made due.
+// pause or its end, and parked events made due. It only reads, unless there is
+// something to mend; what goes wrong is looked at again at the next tick.
 func (c *Consumer) tick(ctx context.Context) error {
+	c.ticked = time.Now()
 	if _, err := c.serveRequest(ctx); err != nil {
 		return err
 	}
-	if s, err := readState(ctx, c.db.Reader(), c.opts.Name); err == nil && s != c.state {
-		c.setState(s)
-		c.recovered(progress{state: s})
+	before := c.state
+	if err := c.reload(ctx); errors.Is(err, ErrRemoved) {
+		return err
 	}
-	due, err := nextDue(ctx, c.db.Reader(), c.opts.Name)
-	if err == nil {
-		c.nextDue = due
-		// One whose time lies too far ahead was set by a clock that has since
-		// stepped back; the batch knows.
-		if !due.IsZero() && due.After(c.db.Now().Add(time.Minute)) {
-			c.nudge()
-		}
+	if c.state != before {
+		c.recovered(progress{state: c.state})
 	}
+	err := c.reschedule(ctx)
+	if err == nil && c.hasDo() {
+		err = c.effects.Load().orphans(ctx)
+	}
+	if err != nil && ctx.Err() == nil {
+		c.opts.Logger.Warn("parked events not looked at, trying again", "consumer", c.opts.Name, "error", err)
+	}
+	c.lookAtParked(ctx)
 	return nil
 }
+
+// lookAtParked finds out when the next parked event is due.
+func (c *Consumer) lookAtParked(ctx context.Context) {
+	if due, err := nextDue(ctx, c.db.Reader(), c.opts.Name); err == nil {
+		c.nextDue = due
+	}
+}
+
+func (c *Consumer) hasDo() bool {
+	return slices.ContainsFunc(c.opts.Routes, func(r Route) bool { return r.do != nil })
+}
+
+// held reports whether the consumer must not begin anything now. Safe from any
+// goroutine.
+func (c *Consumer) held() bool { return c.paused.Load() || c.pause.left() > 0 }
 
 // nudge makes the loop look at the parked events.
 func (c *Consumer) nudge() {
@@ -301,13 +335,28 @@ func (c *Consumer) receive(ds []Delivery) {
 	}
 }
 
-// catchUp applies batch after batch until the cursor has reached through, or
-// the log's end, and no parked event is due; and acks what that finishes.
-func (c *Consumer) catchUp(ctx context.Context, through int64, lookAtParked bool) error {
+// catchUp applies batch after batch until the cursor has reached what is
+// wanted, or the log's end, and no parked event is due; and acks what that
+// finishes. When it has to stop before that (a pause, no room for external
+// effects), whatever ends the cause wakes the loop.
+func (c *Consumer) catchUp(ctx context.Context) error {
+	effects := c.effects.Load()
 	for ctx.Err() == nil && c.pause.left() <= 0 {
-		rows, err := c.log.Read(ctx, c.state.position, outbox.Page{Rows: c.opts.BatchRows, Bytes: maxBatchBytes, Through: max(through, c.state.position)})
-		if err == nil && len(rows) == 0 && !lookAtParked && !c.dueNow() {
-			c.settle(c.state.position, nil, through < endOfLog)
+		if time.Since(c.ticked) >= c.opts.Poll { // a long way to go keeps nobody waiting
+			if err := c.tick(ctx); err != nil {
+				return err
+			}
+		}
+		if c.state.paused {
+			return nil
+		}
+		rows, err := c.log.Read(ctx, c.state.position, outbox.Page{Rows: c.opts.BatchRows, Bytes: maxBatchBytes, Through: max(c.wanted, c.state.position)})
+		if err == nil && len(rows) == 0 && !c.dueNow() {
+			c.settle(c.state.position, nil, true)
+			if c.wanted == endOfLog {
+				c.isolate = 0 // what could have ended the process is behind
+			}
+			c.wanted = 0
 			return nil
 		}
 		from := c.state.position
@@ -317,7 +366,7 @@ func (c *Consumer) catchUp(ctx context.Context, through int64, lookAtParked bool
 		case c.isolate > 0:
 			p, err = c.isolated(ctx, rows)
 		default:
-			if p, err = c.batch(ctx, rows, limits{items: c.opts.BatchRows, effects: c.effects.room()}, nil); err == nil {
+			if p, err = c.batch(ctx, rows, limits{items: c.opts.BatchRows, effects: effects.room()}, nil); err == nil {
 				c.committed(p)
 			}
 		}
@@ -327,7 +376,7 @@ func (c *Consumer) catchUp(ctx context.Context, through int64, lookAtParked bool
 				continue
 			}
 		}
-		if errors.Is(err, ErrRemoved) {
+		if errors.Is(err, ErrRemoved) || errors.Is(err, ErrStuck) {
 			return err
 		}
 		if err != nil {
@@ -340,9 +389,7 @@ func (c *Consumer) catchUp(ctx context.Context, through int64, lookAtParked bool
 			return nil
 		}
 		c.settle(from, rows[:p.rows], false)
-		lookAtParked = false
-		stuck := p.rows == 0 && p.applied == 0 && p.failed == nil && len(p.effects) == 0 && c.isolate == 0
-		if stuck || !p.more && !c.dueNow() && c.state.position == through {
+		if p.rows == 0 && p.done == 0 { // no room, or an outage
 			return nil
 		}
 	}
@@ -354,7 +401,7 @@ func (c *Consumer) committed(p progress) {
 	c.setState(p.state)
 	c.nextDue = p.nextDue
 	for _, it := range p.effects {
-		c.effects.start(it)
+		c.effects.Load().start(it)
 	}
 	if p.applied > 0 {
 		c.pause.success()
@@ -370,14 +417,14 @@ func (c *Consumer) committed(p progress) {
 
 // effectEnded takes over the stored result of an external effect. It runs on
 // the effect's goroutine.
-func (c *Consumer) effectEnded(it *item, f *failure, outage error) {
+func (c *Consumer) effectEnded(it *item, f *failure) {
 	switch {
-	case outage != nil:
-		c.pause.outage(outage)
-	case f != nil:
+	case f == nil:
+		c.pause.success()
+	case f.counts():
 		c.pause.failure(it.Aggregate())
 	default:
-		c.pause.success()
+		c.pause.outage(f)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -394,9 +441,8 @@ func (c *Consumer) dueNow() bool {
 
 // settle compares the finished rows, all there are after position from, with
 // what was delivered, and acks the deliveries up to the first that is not
-// finished. exhausted: the log holds nothing between the cursor and the
-// highest position delivered, so whatever is delivered above the cursor is a
-// ghost.
+// finished. exhausted: after they were delivered, the log held nothing between
+// the cursor and the highest of them, so those above the cursor are ghosts.
 func (c *Consumer) settle(from int64, rows []outbox.Record, exhausted bool) {
 	n := 0
 	for _, d := range c.waiting {

@@ -3,6 +3,8 @@ package consumer
 import (
 	"context"
 	"errors"
+	"slices"
+	"time"
 
 	"outlog/outbox"
 	"outlog/store"
@@ -22,57 +24,80 @@ const (
 // errKilledProcess is why such an event is dead.
 var errKilledProcess = errors.New("the process ended three times while this event alone was being handled")
 
-// isolated runs one event under a marker.
+// isolated runs one event under a marker, and nothing else beside it.
 func (c *Consumer) isolated(ctx context.Context, rows []outbox.Record) (progress, error) {
-	id, exits, err := c.mark(ctx, rows)
+	m, err := c.mark(ctx, rows)
 	if err != nil {
 		return progress{}, err
 	}
 	var failed *failure
-	if exits > killAttempts {
-		failed = &failure{id, Permanent(errKilledProcess), ""}
+	if m.exits > killAttempts {
+		failed = newFailure(m.id, Permanent(errKilledProcess), "")
 	}
-	p, err := c.batch(ctx, rows, limits{items: 1, effects: 1}, failed)
+	p, err := c.batch(ctx, rows[:m.rows], limits{items: 1, effects: 1, alone: true, only: m.id}, failed)
 	if err != nil {
 		return p, err
 	}
+	p.more = p.more || m.rows < len(rows)
 	c.committed(p)
-	p.effects = nil
-	c.effects.wg.Wait() // an external effect is as suspect
-	err = c.db.Update(ctx, func(tx *store.Tx) error {
-		_, err := tx.ExecContext(ctx, `UPDATE outlog_consumers SET suspect = '', suspect_exits = 0, unclean_exits = 0 WHERE name = ?`, c.opts.Name)
-		return err
-	})
+	for !c.effects.Load().idle(ctx, time.Minute) { // an external effect is as suspect
+		if ctx.Err() != nil {
+			return p, nil // its handler may still be at work: the marker stays
+		}
+	}
+	if m.id == "" {
+		return p, nil
+	}
+	err = c.db.Update(ctx, func(tx *store.Tx) error { return c.unmark(ctx, tx) })
 	if err == nil {
 		c.isolate--
 	}
 	return p, err
 }
 
-// mark commits the id of the event that runs next, and returns how often it
-// has been marked since it last ended well.
-func (c *Consumer) mark(ctx context.Context, rows []outbox.Record) (id string, exits int, err error) {
-	err = c.db.Update(ctx, func(tx *store.Tx) error {
-		due, err := dueEvents(ctx, tx, c.opts.Name, tx.Now(), 1)
-		if err != nil {
-			return err
-		}
-		id, exits = "", 0
-		if len(due) > 0 {
-			id = due[0].EventID
-		} else {
-			for i := range rows {
-				if _, routed := c.routes[rows[i].Type]; routed {
-					id = rows[i].EventID
-					break
-				}
+// unmark notes that the marked event has not ended the process.
+func (c *Consumer) unmark(ctx context.Context, tx *store.Tx) error {
+	_, err := tx.ExecContext(ctx, `UPDATE outlog_consumers SET suspect = '', suspect_exits = 0, unclean_exits = 0 WHERE name = ?`, c.opts.Name)
+	return err
+}
+
+// marked is the event that runs next: a parked one that is due, with no row of
+// the log, or the last of the rows.
+type marked struct {
+	id    string // "" if none of the rows has a handler
+	rows  int    // of the log, up to the event
+	exits int    // how often it has been marked since it last ended well
+}
+
+// mark commits the id of the event that runs next.
+func (c *Consumer) mark(ctx context.Context, rows []outbox.Record) (m marked, err error) {
+	if c.dueNow() {
+		err = c.db.Update(ctx, func(tx *store.Tx) error {
+			due, err := dueEvents(ctx, tx, c.opts.Name, tx.Now(), 1)
+			if m = (marked{}); err == nil && len(due) > 0 {
+				m.id = due[0].EventID
+				m.exits, err = c.countMark(ctx, tx, m.id)
 			}
-		}
-		if id == "" {
-			return nil
-		}
-		return tx.QueryRowContext(ctx, `UPDATE outlog_consumers SET suspect_exits = CASE WHEN suspect = ?1 THEN suspect_exits + 1 ELSE 1 END, suspect = ?1
-			WHERE name = ?2 RETURNING suspect_exits`, id, c.opts.Name).Scan(&exits)
+			return err
+		})
+	}
+	if err != nil || m.id != "" {
+		return m, err
+	}
+	i := slices.IndexFunc(rows, func(r outbox.Record) bool { _, routed := c.routes[r.Type]; return routed })
+	if i < 0 {
+		return marked{rows: len(rows)}, nil
+	}
+	m = marked{id: rows[i].EventID, rows: i + 1}
+	err = c.db.Update(ctx, func(tx *store.Tx) (err error) {
+		m.exits, err = c.countMark(ctx, tx, m.id)
+		return err
 	})
-	return id, exits, err
+	return m, err
+}
+
+func (c *Consumer) countMark(ctx context.Context, tx *store.Tx, id string) (exits int, err error) {
+	err = tx.QueryRowContext(ctx, `UPDATE outlog_consumers SET suspect_exits = CASE WHEN suspect = ?1 THEN suspect_exits + 1 ELSE 1 END, suspect = ?1
+		WHERE name = ?2 RETURNING suspect_exits`, id, c.opts.Name).Scan(&exits)
+	return exits, err
 }

@@ -63,7 +63,8 @@ type Options struct {
 	// Concurrency is how many external effects (Do) run at once, 1 to 1024.
 	// 0: 8.
 	Concurrency int
-	// HandlerTimeout ends the context of a Do handler, 1 ms to 24 h. 0: 30 s.
+	// HandlerTimeout ends the context of a Do handler, 1 ms to 24 h. 0: 30 s. An
+	// Apply handler is only named in the log: ending it would end its batch.
 	HandlerTimeout time.Duration
 	// DrainTimeout is how long a stop waits for external effects, 1 ms to
 	// 10 min. 0: 5 s.

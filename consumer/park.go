@@ -24,31 +24,26 @@ import (
 
 const maxErrorBytes = 8 << 10
 
-// insertParked parks an event for the first time.
+// insertParked parks an event, unless it is parked already.
 func insertParked(ctx context.Context, tx *store.Tx, consumer string, r *outbox.Record, state string, now time.Time, reason string) error {
 	_, err := tx.ExecContext(ctx, `INSERT INTO outlog_parked (consumer, event_id, position, aggregate_type, aggregate_id, state,
-			attempts, next_attempt_at, last_error, parked_at) VALUES (?, ?, ?, ?, ?, ?, 0, ?, ?, ?)`,
+			attempts, next_attempt_at, last_error, parked_at) VALUES (?, ?, ?, ?, ?, ?, 0, ?, ?, ?) ON CONFLICT DO NOTHING`,
 		consumer, r.EventID, r.Position, r.AggregateType, r.AggregateID, state, now.UnixMicro(), reason, now.UnixMicro())
 	return err
 }
 
 // recordFailure parks an event after a failed attempt and keeps the attempt.
-func (b *run) recordFailure(it *item, f *failure) error {
-	c := b.c
-	return c.recordFailure(b.ctx, b.tx, b.now, it, f)
-}
-
 func (c *Consumer) recordFailure(ctx context.Context, tx *store.Tx, now time.Time, it *item, f *failure) error {
 	o := &c.opts
 	n := it.attempts + 1
-	v := o.judge(f.err, n)
-	log := o.Logger.With("consumer", o.Name, "event", it.EventID, "type", it.Type, "position", it.Position, "attempt", n, "error", firstLine(f.err.Error()))
+	v := o.judge(f, n)
+	log := o.Logger.With("consumer", o.Name, "event", it.EventID, "type", it.Type, "position", it.Position, "attempt", n, "error", firstLine(f.text))
 	if v.state == "dead" {
 		log.Error("event is dead")
 	} else {
 		log.Warn("event failed and is parked", "next_in", v.delay.Round(time.Millisecond))
 	}
-	text := shorten(f.err.Error())
+	text := shorten(f.text)
 	if _, err := tx.ExecContext(ctx, `INSERT INTO outlog_parked (consumer, event_id, position, aggregate_type, aggregate_id, state,
 			attempts, next_attempt_at, delay_us, last_error, fingerprint, failed_at, parked_at) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?12)
 		ON CONFLICT (consumer, event_id) DO UPDATE SET state = excluded.state, attempts = excluded.attempts, next_attempt_at = excluded.next_attempt_at,
@@ -103,26 +98,68 @@ func releaseNext(ctx context.Context, tx Execer, consumer string, a outbox.Aggre
 	return eventID, err
 }
 
-// waits reports whether an earlier event of the aggregate is parked and blocks
-// it.
-func (b *run) waits(a outbox.Aggregate) (ok bool, err error) {
+// releaseAll makes every event due that waits behind nothing: OnDead was
+// another in the last run, or somebody took away what was before it.
+func releaseAll(ctx context.Context, tx *store.Tx, consumer string, now int64) error {
+	_, err := tx.ExecContext(ctx, `UPDATE outlog_parked AS k SET state = 'retrying', next_attempt_at = ?1, delay_us = 0
+		WHERE k.consumer = ?2 AND k.state = 'blocked' AND NOT EXISTS (SELECT 1 FROM outlog_parked e LEFT JOIN outlog_consumers c ON c.name = e.consumer
+			WHERE e.consumer = k.consumer AND e.aggregate_type = k.aggregate_type AND e.aggregate_id = k.aggregate_id
+			  AND e.position < k.position AND NOT (e.state = 'dead' AND c.on_dead IS 'skip'))`, now, consumer)
+	return err
+}
+
+// waits reports whether an earlier event of a fresh one's aggregate is parked
+// and blocks it, or the event itself is parked.
+func (b *run) waits(r *outbox.Record) (ok bool, err error) {
 	err = b.tx.QueryRowContext(b.ctx, `SELECT EXISTS (SELECT 1 FROM outlog_parked WHERE consumer = ? AND aggregate_type = ? AND aggregate_id = ?
-		AND (state <> 'dead' OR ?))`, b.c.opts.Name, a.Type, a.ID, b.c.opts.OnDead == Block).Scan(&ok)
+		AND (state <> 'dead' OR ? OR event_id = ?))`, b.c.opts.Name, r.AggregateType, r.AggregateID, b.c.opts.OnDead == Block, r.EventID).Scan(&ok)
 	return ok, err
 }
 
-// dueEvents returns the parked events whose next attempt is due, in log order.
-// One that is further away than its own delay was scheduled by a clock that
-// has since stepped back, and is due.
-func dueEvents(ctx context.Context, tx *store.Tx, consumer string, now time.Time, limit int) ([]item, error) {
-	return parkedItems(ctx, tx, `k.consumer = ?1 AND k.state = 'retrying' AND
-		(k.next_attempt_at <= ?2 OR k.next_attempt_at > ?2 + k.delay_us) ORDER BY k.position LIMIT ?3`, consumer, now.UnixMicro(), limit)
+// behind reports whether an earlier event of a due one's aggregate blocks it:
+// a person may have redriven both, or OnDead was another when it was parked.
+// It then waits again.
+func (b *run) behind(it *item) (ok bool, err error) {
+	r, err := b.tx.ExecContext(b.ctx, `UPDATE outlog_parked SET state = 'blocked' WHERE consumer = ?1 AND event_id = ?2 AND EXISTS (SELECT 1 FROM outlog_parked
+		WHERE consumer = ?1 AND aggregate_type = ?3 AND aggregate_id = ?4 AND position < ?5 AND (state <> 'dead' OR ?6))`,
+		b.c.opts.Name, it.EventID, it.AggregateType, it.AggregateID, it.Position, b.c.opts.OnDead == Block)
+	if err != nil {
+		return false, err
+	}
+	n, err := r.RowsAffected()
+	return n > 0, err
 }
 
+// dueEvents returns the parked events whose next attempt is due, in log order.
+func dueEvents(ctx context.Context, tx *store.Tx, consumer string, now time.Time, limit int) ([]item, error) {
+	return parkedItems(ctx, tx, `k.consumer = ?1 AND k.state = 'retrying' AND k.next_attempt_at <= ?2
+		ORDER BY k.position LIMIT ?3`, consumer, now.UnixMicro(), limit)
+}
+
+// reschedule makes those due that a clock scheduled which has since stepped
+// back: they are further away than their own delay.
+func (c *Consumer) reschedule(ctx context.Context) error {
+	const tooFar = ` FROM outlog_parked WHERE consumer = ? AND state = 'retrying' AND next_attempt_at > ? + delay_us`
+	var found bool
+	err := c.db.Reader().QueryRowContext(ctx, `SELECT EXISTS (SELECT 1`+tooFar+`)`, c.opts.Name, c.db.Now().UnixMicro()).Scan(&found)
+	if err != nil || !found {
+		return err
+	}
+	return c.db.Update(ctx, func(tx *store.Tx) error {
+		now := tx.Now().UnixMicro()
+		_, err := tx.ExecContext(ctx, `UPDATE outlog_parked SET next_attempt_at = ?2, delay_us = 0
+			WHERE consumer = ?1 AND state = 'retrying' AND next_attempt_at > ?2 + delay_us`, c.opts.Name, now)
+		return err
+	})
+}
+
+// parkedItems reads parked events with their rows of the log; missing is set
+// for one whose row is gone.
 func parkedItems(ctx context.Context, tx *store.Tx, where string, args ...any) ([]item, error) {
-	rows, err := tx.QueryContext(ctx, `SELECT o.position, o.event_id, o.aggregate_type, o.aggregate_id, o.aggregate_version,
-			o.previous_position, o.type, o.schema_version, o.content_type, o.payload, o.headers, o.created_at, k.attempts
-		FROM outlog_parked k JOIN outbox o ON o.position = k.position WHERE `+where, args...)
+	rows, err := tx.QueryContext(ctx, `SELECT k.position, k.event_id, k.aggregate_type, k.aggregate_id, coalesce(o.aggregate_version, 0),
+			coalesce(o.previous_position, 0), coalesce(o.type, ''), coalesce(o.schema_version, 0), coalesce(o.content_type, ''),
+			o.payload, coalesce(o.headers, ''), coalesce(o.created_at, 0), k.attempts, o.position IS NULL
+		FROM outlog_parked k LEFT JOIN outbox o ON o.position = k.position AND o.event_id = k.event_id WHERE `+where, args...)
 	if err != nil {
 		return nil, err
 	}
@@ -132,7 +169,7 @@ func parkedItems(ctx context.Context, tx *store.Tx, where string, args ...any) (
 		it := item{parked: true}
 		var at int64
 		if err := rows.Scan(&it.Position, &it.EventID, &it.AggregateType, &it.AggregateID, &it.AggregateVersion, &it.Previous,
-			&it.Type, &it.SchemaVersion, &it.ContentType, &it.Payload, &it.RawHeaders, &at, &it.attempts); err != nil {
+			&it.Type, &it.SchemaVersion, &it.ContentType, &it.Payload, &it.RawHeaders, &at, &it.attempts, &it.missing); err != nil {
 			return nil, err
 		}
 		it.CreatedAt = time.UnixMicro(at).UTC()
@@ -167,8 +204,8 @@ func nextDue(ctx context.Context, q rowQuerier, consumer string) (time.Time, err
 // come back together.
 func jitter(low, top time.Duration, n int) time.Duration {
 	bound := top
-	if n < 32 && low<<(n-1) > 0 {
-		bound = min(top, low<<(n-1))
+	if doublings := n - 1; doublings < 63 && low <= top>>doublings {
+		bound = low << doublings
 	}
 	return time.Duration(rand.Int64N(int64(bound) + 1))
 }

@@ -44,10 +44,10 @@ func (p *pauser) left() time.Duration {
 }
 
 // outage begins or prolongs a pause.
-func (p *pauser) outage(err error) {
+func (p *pauser) outage(f *failure) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.begin("outage: "+firstLine(err.Error()), pauseMax)
+	p.begin("outage: "+firstLine(f.text), pauseMax)
 }
 
 func (p *pauser) begin(reason string, top time.Duration) {
@@ -78,12 +78,15 @@ func (p *pauser) failure(a outbox.Aggregate) {
 	}
 }
 
-// success ends the spell.
+// success ends the spell, unless it is of an effect that began before the
+// pause did: that says nothing about whoever asked for it.
 func (p *pauser) success() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	clear(p.failed)
-	p.until = time.Time{}
+	if time.Until(p.until) > 0 {
+		return
+	}
 	p.times = 0
 	if !p.since.IsZero() {
 		p.log.Info("consumer goes on", "consumer", p.name, "paused_for", time.Since(p.since).Round(time.Millisecond))

@@ -94,9 +94,27 @@ func (c *Consumer) reset(ctx context.Context, id int64, argument string) error {
 	if err := json.Unmarshal([]byte(argument), &q); err != nil {
 		return fmt.Errorf("reset request %d: %w", id, err)
 	}
-	if !c.effects.idle(c.opts.DrainTimeout) {
+	if !c.effects.Load().idle(ctx, c.opts.DrainTimeout) {
 		return ErrEffectsRunning
 	}
+	return apart(func() error { return c.moveTo(ctx, id, q) })
+}
+
+// apart runs fn on a goroutine of its own, so that a Goexit in somebody else's
+// code ends only that.
+func apart(fn func() error) error {
+	err := errGoexit
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		err = fn()
+	}()
+	<-done
+	return err
+}
+
+// moveTo is the transaction of a reset.
+func (c *Consumer) moveTo(ctx context.Context, id int64, q ResetRequest) error {
 	return c.db.Update(ctx, func(tx *store.Tx) error {
 		if err := closeRequest(ctx, tx, id, ""); err != nil {
 			return err
@@ -158,7 +176,7 @@ func (c *Consumer) undo(ctx context.Context, tx *store.Tx, target int64, q Reset
 	case appends != 0 && !q.Force:
 		return fmt.Errorf("%w: %s", ErrAppends, name)
 	}
-	if err := c.opts.Clear(ctx, tx, target); err != nil {
+	if err := c.clear(ctx, tx, target); err != nil {
 		return fmt.Errorf("clear %s after position %d: %w", name, target, err)
 	}
 	for _, step := range []struct{ what, query string }{
@@ -181,6 +199,20 @@ func (c *Consumer) undo(ctx context.Context, tx *store.Tx, target int64, q Reset
 	}
 	_, err := tx.ExecContext(ctx, discarded, name, target, tx.Now().UnixMicro())
 	return err
+}
+
+// clear calls Options.Clear. As with handlers, an unavailable database is what
+// counts, whatever Clear says.
+func (c *Consumer) clear(ctx context.Context, tx *store.Tx, target int64) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = panicked(p)
+		}
+		if e := tx.Err(); e != nil && (err == nil || store.IsUnavailable(e)) {
+			err = e
+		}
+	}()
+	return c.opts.Clear(ctx, tx, target)
 }
 
 // recordSkip notes the events that a forward reset leaves out.

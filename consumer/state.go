@@ -51,6 +51,7 @@ func (c *Consumer) reload(ctx context.Context) error {
 func (c *Consumer) setState(s state) {
 	c.state = s
 	c.generation.Store(s.generation)
+	c.paused.Store(s.paused)
 }
 
 // begin reads the consumer's row, or makes it when the consumer runs for the
@@ -78,17 +79,22 @@ func (c *Consumer) begin(ctx context.Context) error {
 			_, err = tx.ExecContext(ctx, `INSERT INTO outlog_consumers (name, position, start_position, types, created_at, updated_at)
 				VALUES (?1, ?2, ?2, ?3, ?4, ?4)`, c.opts.Name, s.position, string(encoded), now)
 		case err == nil:
-			err = checkTypes(ctx, tx, c.opts.Name, types)
+			if err = checkHorizon(ctx, tx, s.position); err == nil {
+				err = checkTypes(ctx, tx, c.opts.Name, types)
+			}
 		}
 		if err != nil {
 			return fmt.Errorf("register consumer %s: %w", c.opts.Name, err)
 		}
-		// An unclean end at the same position as the one before it makes the
-		// next event a suspect; see isolate.go.
+		// An unclean end at the same position as the one before it, or while an
+		// external effect was running, makes the next events suspects; see
+		// isolate.go.
 		var unclean int
 		var suspect string
 		err = tx.QueryRowContext(ctx, `UPDATE outlog_consumers SET types = ?, on_dead = ?,
-				unclean_exits = CASE WHEN running = 0 THEN 0 WHEN position = run_position THEN unclean_exits + 1 ELSE 1 END,
+				unclean_exits = CASE WHEN running = 0 THEN 0
+					WHEN position = run_position OR EXISTS (SELECT 1 FROM outlog_parked WHERE consumer = name AND state = 'running') THEN unclean_exits + 1
+					ELSE 1 END,
 				running = 1, run_position = position, updated_at = ? WHERE name = ? RETURNING unclean_exits, suspect`,
 			string(encoded), c.opts.OnDead.String(), now, c.opts.Name).Scan(&unclean, &suspect)
 		if err != nil {
@@ -98,9 +104,16 @@ func (c *Consumer) begin(ctx context.Context) error {
 			WHERE consumer = ? AND state = 'running'`, now, c.opts.Name); err != nil {
 			return fmt.Errorf("register consumer %s: %w", c.opts.Name, err)
 		}
+		if err := releaseAll(ctx, tx, c.opts.Name, now); err != nil {
+			return fmt.Errorf("register consumer %s: %w", c.opts.Name, err)
+		}
 		c.isolate = 0
 		if unclean >= suspectAfter || suspect != "" {
-			c.isolate = c.opts.BatchRows
+			// All that the batch can have held which ended the process.
+			if err := tx.QueryRowContext(ctx, `SELECT count(*) FROM outlog_parked WHERE consumer = ? AND state = 'retrying'`, c.opts.Name).Scan(&c.isolate); err != nil {
+				return fmt.Errorf("register consumer %s: %w", c.opts.Name, err)
+			}
+			c.isolate += c.opts.BatchRows
 		}
 		c.setState(s)
 		return nil
@@ -110,8 +123,10 @@ func (c *Consumer) begin(ctx context.Context) error {
 // end notes that the run ended in order.
 func (c *Consumer) end(ctx context.Context) error {
 	return c.db.Update(ctx, func(tx *store.Tx) error {
-		_, err := tx.ExecContext(ctx, `UPDATE outlog_consumers SET running = 0, unclean_exits = 0 WHERE name = ?`, c.opts.Name)
-		return err
+		if _, err := tx.ExecContext(ctx, `UPDATE outlog_consumers SET running = 0 WHERE name = ?`, c.opts.Name); err != nil {
+			return err
+		}
+		return c.unmark(ctx, tx)
 	})
 }
 
@@ -146,6 +161,15 @@ func checkPosition(position, pruned, head int64) error {
 		return invalid("position", position, fmt.Sprintf("at most the log's head, %d", head))
 	}
 	return nil
+}
+
+// checkHorizon refuses a cursor whose next events may have been pruned.
+func checkHorizon(ctx context.Context, tx *store.Tx, position int64) error {
+	pruned, head, err := bounds(ctx, tx)
+	if err != nil || position >= pruned {
+		return err
+	}
+	return checkPosition(position, pruned, head)
 }
 
 // checkTypes refuses event types that the consumer has passed over before.

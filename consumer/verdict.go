@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"runtime/debug"
 	"time"
 
 	"outlog/store"
@@ -41,15 +42,58 @@ func (e *outageError) Unwrap() error { return e.error }
 // time, until the handler succeeds again.
 func Outage(err error) error { return &outageError{err} }
 
-// failure is a handler that did not succeed with an event.
+// failure is a handler that did not succeed with an event. It keeps what the
+// handler's error says and not the error: an error is foreign code, which is
+// asked once, where its panic is caught.
 type failure struct {
 	eventID string
-	err     error
+	text    string
 	stack   string // of a panic or Goexit
+	kind    kind
+	delay   time.Duration // of kindRetryAfter
 }
 
-func (f *failure) Error() string { return f.err.Error() }
-func (f *failure) Unwrap() error { return f.err }
+type kind int
+
+const (
+	kindFailed kind = iota
+	kindPermanent
+	kindRetryAfter
+	kindOutage
+	kindTrouble // of the database: it says nothing about the event
+)
+
+func (f *failure) Error() string { return f.text }
+
+// counts reports whether f is an attempt that failed.
+func (f *failure) counts() bool { return f.kind != kindOutage && f.kind != kindTrouble }
+
+func newFailure(eventID string, err error, stack string) (f *failure) {
+	f = &failure{eventID: eventID, stack: stack, text: fmt.Sprint(err)} // Sprint survives an Error that panics
+	defer func() {
+		if p := recover(); p != nil {
+			f.kind, f.stack = kindFailed, string(debug.Stack())
+		}
+	}()
+	switch {
+	case store.IsUnavailable(err):
+		f.kind = kindTrouble
+	case is[*outageError](err):
+		f.kind = kindOutage
+	case is[*permanentError](err):
+		f.kind = kindPermanent
+	default:
+		if r, ok := errors.AsType[*retryAfterError](err); ok {
+			f.kind, f.delay = kindRetryAfter, min(r.delay, maxDelay)
+		}
+	}
+	return f
+}
+
+func is[E error](err error) bool {
+	_, ok := errors.AsType[E](err)
+	return ok
+}
 
 // errGoexit is the failure of a handler that ended its goroutine.
 var errGoexit = errors.New("handler ended its goroutine (runtime.Goexit)")
@@ -62,11 +106,6 @@ func panicked(p any) error {
 	return fmt.Errorf("handler panicked: %v", p)
 }
 
-func isOutage(err error) bool {
-	_, ok := errors.AsType[*outageError](err)
-	return ok
-}
-
 // verdict is what a failed attempt leads to.
 type verdict struct {
 	state string // retrying or dead
@@ -74,12 +113,12 @@ type verdict struct {
 }
 
 // judge decides after the n-th failed attempt.
-func (o *Options) judge(err error, n int) verdict {
-	if _, ok := errors.AsType[*permanentError](err); ok || n >= o.MaxAttempts {
+func (o *Options) judge(f *failure, n int) verdict {
+	switch {
+	case f.kind == kindPermanent || n >= o.MaxAttempts:
 		return verdict{state: "dead"}
-	}
-	if r, ok := errors.AsType[*retryAfterError](err); ok {
-		return verdict{state: "retrying", delay: min(r.delay, maxDelay)}
+	case f.kind == kindRetryAfter:
+		return verdict{state: "retrying", delay: f.delay}
 	}
 	return verdict{state: "retrying", delay: jitter(o.BackoffMin, o.BackoffMax, n)}
 }
@@ -87,10 +126,14 @@ func (o *Options) judge(err error, n int) verdict {
 // maxDelay bounds what a handler can ask for.
 const maxDelay = 30 * 24 * time.Hour
 
-// isTrouble reports whether a failed batch says nothing about its events.
-func isTrouble(err error) bool {
-	_, isFailure := errors.AsType[*failure](err)
-	return !isFailure || store.IsUnavailable(err)
+// blamed returns the failure that ended a batch, nil when the batch says
+// nothing about its events.
+func blamed(err error) *failure {
+	f, ok := errors.AsType[*failure](err)
+	if !ok || f.kind == kindTrouble || store.IsUnavailable(err) {
+		return nil
+	}
+	return f
 }
 
 var variable = regexp.MustCompile(`"[^"]*"|'[^']*'|0x[0-9a-fA-F]+|[0-9A-Za-z-]*[0-9][0-9A-Za-z-]*`)

@@ -31,13 +31,14 @@ func WithInput(ctx context.Context, consumer string, r *Record) context.Context 
 	return context.WithValue(ctx, inputKey{}, &input{consumer: consumer, eventID: r.EventID, at: r.CreatedAt})
 }
 
-// derivedID returns the next derived id and the consumer it is for, "" if ctx
-// has no input.
-func derivedID(ctx context.Context) (id, consumer string) {
-	in, ok := ctx.Value(inputKey{}).(*input)
-	if !ok {
-		return "", ""
-	}
+// inputOf returns what a consumer is applying under ctx, nil if nothing.
+func inputOf(ctx context.Context) *input {
+	in, _ := ctx.Value(inputKey{}).(*input)
+	return in
+}
+
+// derivedID returns the next derived id.
+func (in *input) derivedID() string {
 	h := sha256.New()
 	h.Write([]byte(in.consumer + "\x00" + in.eventID + "\x00"))
 	var n [8]byte
@@ -47,5 +48,5 @@ func derivedID(ctx context.Context) (id, consumer string) {
 	var u ulid.ULID
 	_ = u.SetTime(ulid.Timestamp(in.at)) // fails after the year 10889
 	_ = u.SetEntropy(h.Sum(nil)[:10])
-	return u.String(), in.consumer
+	return u.String()
 }

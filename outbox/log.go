@@ -110,17 +110,18 @@ func (l *Log) append(ctx context.Context, tx Execer, e Event, now time.Time) (a 
 	if err != nil {
 		return a, false, err
 	}
-	consumer := ""
-	if p.ID == "" {
-		p.ID, consumer = derivedID(ctx)
+	in := inputOf(ctx)
+	derived := p.ID == "" && in != nil
+	if derived {
+		p.ID = in.derivedID()
 	}
 	if p.ID == "" {
 		p.ID = l.db.NewID()
-	} else if a, found, err := l.seen(ctx, tx, p, consumer != ""); err != nil || found {
+	} else if a, found, err := l.seen(ctx, tx, p, derived); err != nil || found {
 		return a, false, err
 	}
-	if consumer != "" { // a reset of such a consumer has to be forced
-		if _, err := tx.ExecContext(ctx, `UPDATE outlog_consumers SET appends = 1 WHERE name = ? AND appends = 0`, consumer); err != nil {
+	if in != nil { // a reset of such a consumer has to be forced
+		if _, err := tx.ExecContext(ctx, `UPDATE outlog_consumers SET appends = 1 WHERE name = ? AND appends = 0`, in.consumer); err != nil {
 			return a, false, err
 		}
 	}

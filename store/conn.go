@@ -81,6 +81,7 @@ type conn struct {
 	dead     bool  // and SQLite has rolled it back by itself
 	cause    error // the error of the statement that did it
 	lazy     bool  // commits do not sync now
+	trouble  error // the first of this callback's errors that IsUnavailable recognises
 	internal bool  // the writer itself is at work: authorize lets it pass
 }
 
@@ -138,10 +139,19 @@ func (k *conn) ExecContext(ctx context.Context, query string, args []driver.Name
 		return nil, k.aborted()
 	}
 	r, err := k.exec(ctx, query, args)
-	if k.dead {
-		k.cause = err
-	}
+	k.note(err)
 	return r, err
+}
+
+// note remembers what Tx.Err will say about a statement's error.
+func (k *conn) note(err error) {
+	switch {
+	case err == nil || k.role != roleWriter:
+	case k.dead:
+		k.cause = err
+	case k.trouble == nil && IsUnavailable(err):
+		k.trouble = err
+	}
 }
 
 // aborted says that the transaction is gone, and why: whether the database or
@@ -172,9 +182,7 @@ func (k *conn) QueryContext(ctx context.Context, query string, args []driver.Nam
 	}
 	r, err := s.stmt.(driver.StmtQueryContext).QueryContext(ctx, args)
 	if err != nil {
-		if k.dead {
-			k.cause = err
-		}
+		k.note(err)
 		s.release()
 		return nil, err
 	}
@@ -270,7 +278,11 @@ func (r *rows) Next(dest []driver.Value) error {
 	if r.revoked {
 		return ErrTxDone
 	}
-	return r.sqliteRows.Next(dest)
+	err := r.sqliteRows.Next(dest)
+	if err != io.EOF {
+		r.conn.note(err)
+	}
+	return err
 }
 
 func (r *rows) Close() error {

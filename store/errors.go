@@ -54,9 +54,11 @@ func Code(err error) int {
 // IsUnavailable reports whether err is the database's trouble and not the
 // caller's: busy, full, I/O error, out of memory, read-only or interrupted.
 // Such an error says nothing about the work that met it; try again later.
+// SQLITE_LOCKED is the caller's: without a shared cache, its own open rows
+// are in the way.
 func IsUnavailable(err error) bool {
 	switch Code(err) & 0xff {
-	case sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR,
+	case sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR,
 		sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN,
 		sqlite3.SQLITE_PROTOCOL:
 		return true

@@ -64,8 +64,11 @@ func (tx *Tx) QueryRowContext(ctx context.Context, query string, args ...any) *s
 	return tx.conn.QueryRowContext(context.WithoutCancel(ctx), query, args...)
 }
 
-// Err returns ErrTxAborted, with the cause, when SQLite has rolled the whole
-// transaction back; whoever calls foreign code with the Tx asks it who did it.
+// Err says what speaks against committing what the callback has done so far,
+// for whoever calls foreign code with the Tx, which may hide it: ErrTxAborted
+// with the cause when SQLite has rolled the whole transaction back, the first
+// error that IsUnavailable recognises when a statement met one, ErrForeignKey
+// when a deferred foreign key is violated now.
 func (tx *Tx) Err() error {
 	tx.mu.Lock()
 	defer tx.mu.Unlock()
@@ -73,10 +76,18 @@ func (tx *Tx) Err() error {
 		return ErrTxDone
 	}
 	return tx.conn.Raw(func(dc any) error {
-		if k := dc.(*conn); k.dead {
+		k := dc.(*conn)
+		if k.dead {
 			return k.aborted()
 		}
-		return nil
+		if k.trouble != nil {
+			return k.trouble
+		}
+		violated, err := k.deferredForeignKeys()
+		if err == nil && violated {
+			err = ErrForeignKey
+		}
+		return err
 	})
 }
 

@@ -263,7 +263,7 @@ func insideUpdate() bool {
 // finish ends a callback's hold on its transaction.
 func (w *writer) finish(tx *Tx, h *hold) {
 	tx.revoke()
-	w.raw(func(k *conn) error { k.closeOpenRows(); return nil })
+	w.raw(func(k *conn) error { k.closeOpenRows(); k.trouble = nil; return nil })
 	w.holder.Store(nil)
 	if d := time.Since(h.since); d > slowHold {
 		w.db.log.Warn("slow Update callback held up all writers", "callback", h.name(), "held", d)
