@@ -125,9 +125,8 @@ func TestResetOnANode(t *testing.T) {
 	const events = 12
 	r := open(t)
 	all := r.history(rand.New(rand.NewPCG(7, 7)), events)
-	r.exec(`UPDATE outlog_meta SET pruned_through = 0`)
 	names := []string{Inventory, Notifications}
-	for _, name := range names { // the last order's first event is discarded
+	for _, name := range names {
 		r.consume(name, events, all[2].EventID)
 		r.exec(`UPDATE outlog_parked SET state = 'dead' WHERE event_id = ?`, all[2].EventID)
 	}

@@ -18,12 +18,14 @@ const (
 
 // commands is the grammar of the command line.
 type commands struct {
-	Serve   serveCmd   `cmd:"" help:"Run the order service with relay, broker, consumers and HTTP."`
-	Demo    demoCmd    `cmd:"" help:"Place orders, kill the service again and again, and show that every promise is kept."`
-	Verify  verifyCmd  `cmd:"" help:"Check that log, stream, consumers and orders agree."`
-	Status  statusCmd  `cmd:"" help:"Show how far relay and consumers are behind the log."`
-	Events  eventsCmd  `cmd:"" help:"Show events of the log."`
-	Version versionCmd `cmd:"" help:"Show the version of this program and of what is in it."`
+	Serve     serveCmd     `cmd:"" help:"Run the order service with relay, broker, consumers and HTTP."`
+	Demo      demoCmd      `cmd:"" help:"Place orders, kill the service again and again, and show that every promise is kept."`
+	Verify    verifyCmd    `cmd:"" help:"Check that log, stream, consumers and orders agree."`
+	Status    statusCmd    `cmd:"" help:"Show how far relay and consumers are behind the log."`
+	Events    eventsCmd    `cmd:"" help:"Show events of the log."`
+	Dead      deadCmd      `cmd:"" help:"List, show, redrive and discard dead letters."`
+	Consumers consumersCmd `cmd:"" help:"List, pause, resume, reset and remove consumers."`
+	Version   versionCmd   `cmd:"" help:"Show the version of this program and of what is in it."`
 }
 
 // output is where a command writes: documents to Out, words to Err.

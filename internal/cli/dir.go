@@ -22,6 +22,12 @@ func (d dataDir) openReader(ctx context.Context, migrations ...store.Migrations)
 	return store.OpenReader(ctx, d.database(), migrations...)
 }
 
+// openWriter opens the directory's database to change something beside a running
+// node or without one. It must be of this program's version.
+func (d dataDir) openWriter(ctx context.Context) (*store.DB, error) {
+	return store.Open(ctx, store.Options{Path: d.database(), NoMigrate: true, Readers: 2, CacheMiB: 8})
+}
+
 // withHint adds to an error what to do next, where the error alone does not say.
 func withHint(err error) error {
 	if errors.Is(err, store.ErrMissing) {

@@ -8,9 +8,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 	_ "modernc.org/sqlite" // driver "sqlite", to damage databases past our own code
@@ -42,11 +44,13 @@ func TestScripts(t *testing.T) {
 			"exits":  scriptExits,
 			"hold":   scriptHold,
 			"http":   scriptHTTP,
+			"id":     scriptID,
 			"kill":   scriptKill,
 			"mode":   scriptMode,
 			"serve":  scriptServe,
 			"sql":    scriptSQL,
 			"stop":   scriptStop,
+			"until":  scriptUntil,
 		},
 	})
 }
@@ -91,6 +95,31 @@ func scriptExits(ts *testscript.TestScript, neg bool, args []string) {
 	if strconv.Itoa(status) != args[0] {
 		ts.Fatalf("%s exits with status %d, want %s", args[1], status, args[0])
 	}
+}
+
+// scriptUntil repeats a command until what it prints matches.
+func scriptUntil(ts *testscript.TestScript, neg bool, args []string) {
+	arguments(ts, neg, len(args) > 1, "until REGEXP COMMAND [ARG...]")
+	want, err := regexp.Compile("(?m)" + args[0])
+	ts.Check(err)
+	for began := time.Now(); time.Since(began) < 20*time.Second; {
+		ts.Check(ts.Exec(args[1], args[2:]...))
+		if want.MatchString(ts.ReadFile("stdout")) {
+			return
+		}
+	}
+	ts.Fatalf("never printed %s", args[0])
+}
+
+// scriptID puts the id of the event at a position into $ID.
+func scriptID(ts *testscript.TestScript, neg bool, args []string) {
+	arguments(ts, neg, len(args) == 2, "id DIR POSITION")
+	db, err := store.OpenReader(context.Background(), filepath.Join(ts.MkAbs(args[0]), "outlog.db"))
+	ts.Check(err)
+	var id string
+	err = db.Reader().QueryRow(`SELECT event_id FROM outbox WHERE position = ?`, args[1]).Scan(&id)
+	ts.Check(errors.Join(err, db.Close()))
+	ts.Setenv("ID", id)
 }
 
 // scriptHold owns a directory until the script ends.
