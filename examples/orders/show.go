@@ -37,6 +37,8 @@ type EventView struct {
 //
 //   - applied: its effect is there, since AppliedAt if that is still known;
 //   - parked: it failed, or waits behind one that did; see Parked;
+//   - discarded: a person gave it up for this consumer;
+//   - skipped: a person moved the consumer past it;
 //   - pending: the consumer is not there yet;
 //   - passed_over: the consumer has no route for the type, or began later.
 type ConsumerView struct {
@@ -105,6 +107,8 @@ func show(ctx context.Context, q store.Querier, orderID string) (View, error) {
 const selectConsumers = `
 SELECT c.name,
        CASE WHEN k.event_id IS NOT NULL THEN 'parked'
+            WHEN EXISTS (SELECT 1 FROM outlog_attempts h WHERE h.consumer = c.name AND h.event_id = ?1 AND h.outcome = 'discarded') THEN 'discarded'
+            WHEN EXISTS (SELECT 1 FROM outlog_skips s WHERE s.consumer = c.name AND ?2 > s.after_position AND ?2 <= s.through_position) THEN 'skipped'
             WHEN i.event_id IS NOT NULL THEN 'applied'
             WHEN ?2 <= c.start_position OR NOT EXISTS (SELECT 1 FROM json_each(c.types) WHERE value = ?3) THEN 'passed_over'
             WHEN ?2 <= c.position THEN 'applied'
