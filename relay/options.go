@@ -25,6 +25,17 @@ type Options struct {
 	// DrainTimeout bounds the publishing of the rest of the log after the
 	// context of Run has ended, up to 10 min. 0: 5 s.
 	DrainTimeout time.Duration
+	// MaxAttempts is how often the broker may refuse an event before it is dead,
+	// 1 to 1000. 0: 10. Outages count nothing.
+	MaxAttempts int
+	// RetryMin and RetryMax bound the delay before a refused event is tried
+	// again: anything up to a bound that doubles from one to the other with each
+	// attempt. 1 ms to 24 h. 0: 1 s and 5 min.
+	RetryMin, RetryMax time.Duration
+	// OnDead says what a dead event does to the later ones of its aggregate:
+	// Block (default) makes them wait for a redrive or discard, Skip lets them
+	// go on, out of order.
+	OnDead OnDead
 	// MaxAge is how long the stream keeps messages; a rebuilt stream starts
 	// with the first event younger than that. 0: for ever.
 	MaxAge time.Duration
@@ -34,6 +45,14 @@ type Options struct {
 	// fails the step. For tests only.
 	Failpoint func(point string) error
 }
+
+// OnDead is what a dead event does to the later ones of its aggregate.
+type OnDead int
+
+const (
+	Block OnDead = iota // they wait
+	Skip                // they go on
+)
 
 // ErrInvalidOption is returned for an option out of its range.
 var ErrInvalidOption = errors.New("invalid option")
@@ -46,6 +65,7 @@ func (o Options) withDefaults() (Options, error) {
 	}{
 		{"WindowRows", &o.WindowRows, 512, 1, 8192},
 		{"WindowBytes", &o.WindowBytes, 4 << 20, 1 << 10, 64 << 20},
+		{"MaxAttempts", &o.MaxAttempts, 10, 1, 1000},
 	}
 	for _, f := range ints {
 		if *f.value == 0 {
@@ -63,6 +83,8 @@ func (o Options) withDefaults() (Options, error) {
 		{"Poll", &o.Poll, time.Second, 10 * time.Millisecond, time.Minute},
 		{"BackoffMax", &o.BackoffMax, 5 * time.Second, time.Millisecond, 10 * time.Minute},
 		{"DrainTimeout", &o.DrainTimeout, 5 * time.Second, time.Millisecond, 10 * time.Minute},
+		{"RetryMin", &o.RetryMin, time.Second, time.Millisecond, 24 * time.Hour},
+		{"RetryMax", &o.RetryMax, max(5*time.Minute, o.RetryMin), time.Millisecond, 24 * time.Hour},
 	}
 	for _, f := range durations {
 		if *f.value == 0 {
@@ -71,6 +93,12 @@ func (o Options) withDefaults() (Options, error) {
 		if *f.value < f.low || *f.value > f.top {
 			return o, fmt.Errorf("%w: %s = %v, must be %v to %v", ErrInvalidOption, f.name, *f.value, f.low, f.top)
 		}
+	}
+	if o.RetryMax < o.RetryMin {
+		return o, fmt.Errorf("%w: RetryMax = %v, must be at least RetryMin, %v", ErrInvalidOption, o.RetryMax, o.RetryMin)
+	}
+	if o.OnDead != Block && o.OnDead != Skip {
+		return o, fmt.Errorf("%w: OnDead = %d, must be Block or Skip", ErrInvalidOption, o.OnDead)
 	}
 	if o.MaxAge < 0 {
 		return o, fmt.Errorf("%w: MaxAge = %v, must not be negative", ErrInvalidOption, o.MaxAge)

@@ -19,8 +19,12 @@ type observed struct {
 	// beyond holds the messages after the cursor, up to a page, when the stream
 	// is ahead; nil for one that the stream does not hold.
 	beyond []*Message
-	// next holds the log's rows after the cursor, as many as beyond.
-	next []outbox.Record
+	// next holds the events after the cursor that belong on the stream, up to as
+	// many as beyond; those parked or discarded are not among them.
+	next []entry
+	// parked holds the positions of those of beyond that are parked at the
+	// relay, by event id: they were sent late.
+	parked map[string]int64
 	// behind is where the log says the stream's last message belongs, when the
 	// stream is behind; nil when it does not know.
 	behind *Cursor
@@ -40,9 +44,10 @@ const (
 // plan is what to do about a stream.
 type plan struct {
 	action   action
-	cursor   Cursor // the new cursor of advance and rewind
-	advanced int    // rows that advance passes
-	firstSeq uint64 // of the rebuilt stream
+	cursor   Cursor        // the new cursor of all but rebuild
+	pubs     []publication // what advance found published
+	cleared  []string      // ids of parked events among them
+	firstSeq uint64        // of the rebuilt stream
 	reason   string
 }
 
@@ -71,21 +76,13 @@ func reconcile(o observed) plan {
 		if o.last == nil && o.tail.FirstSeq <= o.tail.LastSeq {
 			return again("its last message %d cannot be read", o.tail.LastSeq)
 		}
-		return plan{action: goOn, cursor: o.cursor}
-	case o.tail.LastSeq > o.cursor.StreamSeq:
-		p := plan{action: advance, cursor: o.cursor, reason: "it holds rows that were published just before a crash"}
-		for i, m := range o.beyond {
-			seq := o.cursor.StreamSeq + uint64(i) + 1
-			if m == nil {
-				return again("its message %d cannot be read", seq)
-			}
-			if i >= len(o.next) || !ours(m, o.next[i].EventID) {
-				return again("its message %d, %q, is not what the log holds after position %d", seq, m.Record.EventID, p.cursor.Position)
-			}
-			p.cursor = Cursor{Position: o.next[i].Position, EventID: o.next[i].EventID, StreamSeq: seq}
-			p.advanced++
+		p := plan{action: goOn, cursor: o.cursor}
+		if o.last != nil {
+			p.cursor.EventPosition = o.last.Record.Position
 		}
 		return p
+	case o.tail.LastSeq > o.cursor.StreamSeq:
+		return o.ahead(again)
 	default:
 		switch {
 		case o.behind == nil:
@@ -97,6 +94,40 @@ func reconcile(o observed) plan {
 		}
 		return plan{action: rewind, cursor: *o.behind, reason: "it has lost its tail"}
 	}
+}
+
+// ahead plans for a stream that holds more than the cursor knows: events that
+// the log holds next, in their order, and parked ones in between.
+func (o *observed) ahead(again func(string, ...any) plan) plan {
+	p := plan{action: advance, cursor: o.cursor, reason: "it holds rows that were published just before a crash"}
+	late := false // the message before was a parked event
+	i := 0
+	for _, m := range o.beyond {
+		seq := p.cursor.StreamSeq + 1
+		if m == nil {
+			return again("its message %d cannot be read", seq)
+		}
+		position, parked := o.parked[m.Record.EventID]
+		switch {
+		case m.LogID != o.logID:
+			return again("its message %d is not of this log", seq)
+		case i < len(o.next) && m.Record.EventID == o.next[i].EventID:
+			e := o.next[i]
+			e.joins = e.joins && !late
+			i++
+			p.pubs = appendPublication(p.pubs, publish(e, seq))
+			p.cursor.Position, p.cursor.EventPosition, late = e.Position, e.Position, false
+		case parked:
+			p.pubs = append(p.pubs, publish(entry{Record: outbox.Record{Position: position}}, seq))
+			p.cleared = append(p.cleared, m.Record.EventID)
+			p.cursor.EventPosition, late = position, true
+			delete(o.parked, m.Record.EventID) // a second one would be a ghost
+		default:
+			return again("its message %d, %q, is not what the log holds after position %d", seq, m.Record.EventID, p.cursor.Position)
+		}
+		p.cursor.EventID, p.cursor.StreamSeq = m.Record.EventID, seq
+	}
+	return p
 }
 
 // observe reads what reconcile needs.
@@ -116,7 +147,7 @@ func (r *Relay) observe(ctx context.Context) (o observed, err error) {
 	switch last := o.tail.LastSeq; {
 	case last > o.cursor.StreamSeq:
 		n := min(last-o.cursor.StreamSeq, uint64(r.opts.WindowRows))
-		if o.next, err = r.log.Read(ctx, o.cursor.Position, outbox.Page{Rows: int(n)}); err != nil {
+		if o.next, err = r.ahead(ctx, o.cursor, int(n)); err != nil {
 			return o, err
 		}
 		for i := range n {
@@ -129,6 +160,9 @@ func (r *Relay) observe(ctx context.Context) (o observed, err error) {
 				break
 			}
 		}
+		if o.parked, err = r.parkedAmong(ctx, o.beyond); err != nil {
+			return o, err
+		}
 	case last < o.cursor.StreamSeq:
 		c, found, err := r.lookBehind(ctx, last)
 		if err != nil {
@@ -139,6 +173,31 @@ func (r *Relay) observe(ctx context.Context) (o observed, err error) {
 		}
 	}
 	return o, nil
+}
+
+// ahead reads the next n events after a cursor that belong on the stream.
+func (r *Relay) ahead(ctx context.Context, c Cursor, n int) (next []entry, err error) {
+	joins := true
+	for len(next) < n {
+		page, err := r.log.Read(ctx, c.Position, outbox.Page{Rows: n})
+		if err != nil || len(page) == 0 {
+			return next, err
+		}
+		p, err := r.passedIn(ctx, page)
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range page {
+			if p[e.Position] == finished {
+				joins = false
+				continue
+			}
+			next = append(next, entry{e, joins})
+			joins = true
+		}
+		c.Position = page[len(page)-1].Position
+	}
+	return next[:n], nil
 }
 
 // get reads a message; nil when the stream does not hold it.
@@ -164,16 +223,19 @@ func (r *Relay) settle(ctx context.Context) error {
 		p := reconcile(o)
 		switch p.action {
 		case goOn:
+			r.setCursor(p.cursor)
 			return nil
 		case advance:
-			pub := publication{o.next[0].Position, p.cursor.Position, o.cursor.StreamSeq + 1, p.cursor.StreamSeq, r.db.Now().UnixMicro()}
-			err = r.store(ctx, p.cursor, []publication{pub}, false)
+			for i := range p.pubs {
+				p.pubs[i].at = r.db.Now().UnixMicro()
+			}
+			err = r.store(ctx, p.cursor, addPublications(p.pubs), clearParked(p.cleared))
 		case rewind:
-			err = r.store(ctx, p.cursor, nil, true)
+			err = r.store(ctx, p.cursor, cutAfterSeq(p.cursor))
 		case rebuild:
 			if p.cursor, err = r.rebuildFrom(ctx, p.firstSeq); err == nil {
 				if err = r.pub.Recreate(ctx, p.firstSeq); err == nil {
-					err = r.store(ctx, p.cursor, nil, true)
+					err = r.store(ctx, p.cursor, cutAfterPosition(p.cursor))
 				}
 			}
 		}
@@ -183,8 +245,10 @@ func (r *Relay) settle(ctx context.Context) error {
 		if !(p.action == rebuild && o.highest == 0 && !o.tail.Exists) { // the first start is not news
 			r.opts.Logger.Info("stream and log brought together", "action", p.action.String(), "because", p.reason,
 				"from_position", o.cursor.Position, "to_position", p.cursor.Position, "stream_seq", p.cursor.StreamSeq)
-			r.reconciled.Add(1)
+			r.update(func(s *Status) { s.Reconciled++ })
 		}
+		r.doubt()
+		r.lookAt = time.Time{}
 		r.setCursor(p.cursor)
 	}
 }
@@ -202,6 +266,7 @@ func (r *Relay) rebuildFrom(ctx context.Context, firstSeq uint64) (Cursor, error
 		args = append(args, r.db.Now().Add(-r.opts.MaxAge).UnixMicro())
 	}
 	err := r.db.Reader().QueryRowContext(ctx, query, args...).Scan(&c.Position)
+	c.EventPosition = c.Position
 	return c, err
 }
 

@@ -8,18 +8,30 @@ import (
 	"outlog/outbox"
 )
 
+// places are the positions of the events that messages carry.
+var places = map[string]int64{"C": 3, "D": 4, "G": 7, "H": 8, "I": 11, "K": 13}
+
 func message(log, id string) *Message {
-	return &Message{LogID: log, Record: outbox.Record{EventID: id}}
+	return &Message{LogID: log, Record: outbox.Record{EventID: id, Position: places[id]}}
 }
 
-func row(position int64, id string) outbox.Record {
-	return outbox.Record{Position: position, EventID: id}
+func row(position int64, id string) entry {
+	return entry{Record: outbox.Record{Position: position, EventID: id}, joins: true}
+}
+
+// after is a row before which another was passed over.
+func after(position int64, id string) entry {
+	return entry{Record: outbox.Record{Position: position, EventID: id}}
+}
+
+func pub(first, last int64, firstSeq, lastSeq uint64, joins bool) publication {
+	return publication{firstPosition: first, lastPosition: last, firstSeq: firstSeq, lastSeq: lastSeq, joins: joins}
 }
 
 // TestReconcileTable walks through every way in which stream and cursor can
 // stand to each other.
 func TestReconcileTable(t *testing.T) {
-	at := Cursor{Position: 7, EventID: "G", StreamSeq: 5}
+	at := Cursor{Position: 7, EventID: "G", StreamSeq: 5, EventPosition: 7}
 	tail := func(first, last uint64) Tail { return Tail{Exists: true, FirstSeq: first, LastSeq: last} }
 	for _, tc := range []struct {
 		name string
@@ -36,26 +48,45 @@ func TestReconcileTable(t *testing.T) {
 		{"equal, foreign", observed{cursor: at, tail: tail(1, 5), last: message("", ""), highest: 5}, plan{action: rebuild, firstSeq: 5 + seqMargin}},
 		{"gone", observed{cursor: at, highest: 9}, plan{action: rebuild, firstSeq: 9 + seqMargin}},
 		{"ahead by log rows", observed{cursor: at, tail: tail(1, 7), highest: 5,
-			beyond: []*Message{message("L", "H"), message("L", "I")}, next: []outbox.Record{row(8, "H"), row(11, "I")}},
-			plan{action: advance, cursor: Cursor{11, "I", 7}, advanced: 2}},
+			beyond: []*Message{message("L", "H"), message("L", "I")}, next: []entry{row(8, "H"), row(11, "I")}},
+			plan{action: advance, cursor: Cursor{11, "I", 7, 11}, pubs: []publication{pub(8, 11, 6, 7, true)}}},
 		{"ahead by a ghost", observed{cursor: at, tail: tail(1, 7), highest: 5,
-			beyond: []*Message{message("L", "H"), message("L", "?")}, next: []outbox.Record{row(8, "H"), row(11, "I")}},
+			beyond: []*Message{message("L", "H"), message("L", "?")}, next: []entry{row(8, "H"), row(11, "I")}},
 			plan{action: rebuild, firstSeq: 7 + seqMargin}},
 		{"ahead of the whole log", observed{cursor: at, tail: tail(1, 7), highest: 5,
-			beyond: []*Message{message("L", "H"), message("L", "I")}, next: []outbox.Record{row(8, "H")}},
+			beyond: []*Message{message("L", "H"), message("L", "I")}, next: []entry{row(8, "H")}},
 			plan{action: rebuild, firstSeq: 7 + seqMargin}},
 		{"ahead by a foreign message", observed{cursor: at, tail: tail(1, 6), highest: 5,
-			beyond: []*Message{message("", "")}, next: []outbox.Record{row(8, "H")}},
+			beyond: []*Message{message("", "")}, next: []entry{row(8, "H")}},
 			plan{action: rebuild, firstSeq: 6 + seqMargin}},
-		{"ahead with a hole", observed{cursor: at, tail: tail(1, 6), highest: 5, beyond: []*Message{nil}, next: []outbox.Record{row(8, "H")}},
+		{"ahead with a hole", observed{cursor: at, tail: tail(1, 6), highest: 5, beyond: []*Message{nil}, next: []entry{row(8, "H")}},
 			plan{action: rebuild, firstSeq: 6 + seqMargin}},
-		{"behind", observed{cursor: at, tail: tail(1, 3), highest: 5, last: message("L", "C"), behind: &Cursor{3, "C", 3}},
-			plan{action: rewind, cursor: Cursor{3, "C", 3}}},
-		{"behind, expired", observed{cursor: at, tail: tail(4, 3), highest: 5, behind: &Cursor{3, "C", 3}},
-			plan{action: rewind, cursor: Cursor{3, "C", 3}}},
-		{"behind, unreadable", observed{cursor: at, tail: tail(1, 3), highest: 5, behind: &Cursor{3, "C", 3}},
+		{"equal, what came last was parked before", observed{cursor: Cursor{Position: 7, EventID: "D", StreamSeq: 5}, tail: tail(1, 5), last: message("L", "D"), highest: 5},
+			plan{action: goOn, cursor: Cursor{7, "D", 5, 4}}},
+		{"ahead, one was passed over", observed{cursor: at, tail: tail(1, 7), highest: 5,
+			beyond: []*Message{message("L", "H"), message("L", "I")}, next: []entry{row(8, "H"), after(11, "I")}},
+			plan{action: advance, cursor: Cursor{11, "I", 7, 11}, pubs: []publication{pub(8, 8, 6, 6, true), pub(11, 11, 7, 7, false)}}},
+		{"ahead by a parked one", observed{cursor: at, tail: tail(1, 6), highest: 5,
+			beyond: []*Message{message("L", "D")}, next: []entry{row(8, "H")}, parked: map[string]int64{"D": 4}},
+			plan{action: advance, cursor: Cursor{7, "D", 6, 4}, pubs: []publication{pub(4, 4, 6, 6, false)}, cleared: []string{"D"}}},
+		{"ahead by a parked one in between", observed{cursor: at, tail: tail(1, 9), highest: 5,
+			beyond: []*Message{message("L", "H"), message("L", "D"), message("L", "I"), message("L", "K")},
+			next:   []entry{row(8, "H"), row(11, "I"), row(13, "K")}, parked: map[string]int64{"D": 4}},
+			plan{action: advance, cursor: Cursor{13, "K", 9, 13}, cleared: []string{"D"},
+				pubs: []publication{pub(8, 8, 6, 6, true), pub(4, 4, 7, 7, false), pub(11, 13, 8, 9, false)}}},
+		{"ahead by a parked one twice", observed{cursor: at, tail: tail(1, 7), highest: 5,
+			beyond: []*Message{message("L", "D"), message("L", "D")}, next: []entry{row(8, "H")}, parked: map[string]int64{"D": 4}},
+			plan{action: rebuild, firstSeq: 7 + seqMargin}},
+		{"ahead by a parked one of another log", observed{cursor: at, tail: tail(1, 6), highest: 5,
+			beyond: []*Message{message("M", "D")}, next: []entry{row(8, "H")}, parked: map[string]int64{"D": 4}},
+			plan{action: rebuild, firstSeq: 6 + seqMargin}},
+		{"behind", observed{cursor: at, tail: tail(1, 3), highest: 5, last: message("L", "C"), behind: &Cursor{3, "C", 3, 3}},
+			plan{action: rewind, cursor: Cursor{3, "C", 3, 3}}},
+		{"behind, expired", observed{cursor: at, tail: tail(4, 3), highest: 5, behind: &Cursor{3, "C", 3, 3}},
+			plan{action: rewind, cursor: Cursor{3, "C", 3, 3}}},
+		{"behind, unreadable", observed{cursor: at, tail: tail(1, 3), highest: 5, behind: &Cursor{3, "C", 3, 3}},
 			plan{action: rebuild, firstSeq: 5 + seqMargin}},
-		{"behind, other event", observed{cursor: at, tail: tail(1, 3), highest: 5, last: message("L", "X"), behind: &Cursor{3, "C", 3}},
+		{"behind, other event", observed{cursor: at, tail: tail(1, 3), highest: 5, last: message("L", "X"), behind: &Cursor{3, "C", 3, 3}},
 			plan{action: rebuild, firstSeq: 5 + seqMargin}},
 		{"behind, unknown", observed{cursor: at, tail: tail(1, 3), highest: 5, last: message("L", "C")},
 			plan{action: rebuild, firstSeq: 5 + seqMargin}},

@@ -3,7 +3,6 @@ package relay
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -28,17 +27,27 @@ type Relay struct {
 	outage  time.Time // since when the broker is unavailable, zero if it is not
 	failed  int       // tries since then
 
-	reconciled atomic.Int64
-	status     atomic.Pointer[Status]
+	// About events that cannot be published; see park.go and refusal.go.
+	lookAt    time.Time  // when to look for parked events that are due
+	flowing   bool       // the last append succeeded
+	suspect   *suspicion // what alone has failed since the last success
+	convicted *suspicion // an attempt to be counted
+	stuck     stuck      // how often the next event was not stored
+	unproved  int        // failures in a row that were not counted
+	draining  bool       // Run ends: nothing is tried again
+
+	status atomic.Pointer[Status]
 }
 
 // Status is a relay's state, for people and metrics.
 type Status struct {
-	Position    int64     // of the last event on the stream
-	StreamSeq   uint64    // and its sequence
+	Position    int64     // every event up to here is on the stream, parked, or skipped
+	StreamSeq   uint64    // what the stream ends with
 	OutageSince time.Time // zero while the broker answers
 	LastError   string    // of the outage
 	Reconciled  int64     // how often stream and log had to be brought together
+	Parked      int       // events set aside, those that wait behind others included
+	Refused     int64     // attempts refused by the broker since New
 }
 
 // New returns a relay from log to pub. It does no I/O.
@@ -84,15 +93,19 @@ func (r *Relay) Run(ctx context.Context) error {
 		switch {
 		case errors.Is(err, ErrFenced):
 			return err
+		case ctx.Err() != nil:
+			continue // whatever failed, failed because of the stop
 		case err != nil:
 			r.wait(ctx, r.trouble(err))
 			continue
 		}
-		r.recovered()
+		if n == 0 || r.flowing { // refusals alone do not prove that it stores
+			r.recovered()
+		}
 		if n > 0 {
 			continue
 		}
-		poll.Reset(r.opts.Poll)
+		poll.Reset(min(r.opts.Poll, max(0, time.Until(r.lookAt))))
 		select {
 		case <-ctx.Done():
 		case <-wake:
@@ -102,63 +115,133 @@ func (r *Relay) Run(ctx context.Context) error {
 	return r.drain(ctx)
 }
 
-// step makes sure of the stream if it must, and publishes one window. It
-// returns the number of rows published.
+// step retries a parked event if one is due, and publishes one window. It
+// returns how many events it got further with.
 func (r *Relay) step(ctx context.Context) (int, error) {
-	if err := r.saver.err(); err != nil {
+	if s := r.convicted; s != nil {
+		if err := r.countRefusal(ctx, &s.event, s.err, true); err != nil {
+			return 0, err
+		}
+		r.convicted = nil
+	}
+	if err := r.sure(ctx); err != nil {
 		return 0, err
 	}
-	if !r.certain {
-		if err := r.saver.flush(ctx); err != nil {
-			return 0, err
-		}
-		if err := r.settle(ctx); err != nil {
-			return 0, err
-		}
-		r.certain = true
+	retried, err := r.retryParked(ctx)
+	if err != nil {
+		return retried, err
 	}
-	page, err := r.log.Read(ctx, r.cursor.Position, outbox.Page{Rows: r.opts.WindowRows, Bytes: r.opts.WindowBytes})
+	if err := r.sure(ctx); err != nil {
+		return retried, err
+	}
+	n, err := r.publishNext(ctx)
+	return retried + n, err
+}
+
+// sure makes sure that the stream ends at the cursor, if that is in doubt.
+func (r *Relay) sure(ctx context.Context) error {
+	if err := r.saver.err(); err != nil || r.certain {
+		return err
+	}
+	if err := r.saver.flush(ctx); err != nil {
+		return err
+	}
+	if err := r.settle(ctx); err != nil {
+		r.doubt()
+		return err
+	}
+	r.certain = true
+	return nil
+}
+
+// publishNext publishes the log's next window, without what is parked, and
+// moves the cursor over the part that is certainly on the stream or set aside.
+func (r *Relay) publishNext(ctx context.Context) (int, error) {
+	page, entries, err := r.nextWindow(ctx)
 	if err != nil || len(page) == 0 {
 		return 0, err
 	}
-	// What is on the stream must not vanish from the log in a power loss.
-	if err := r.db.Durable(page[0].Position, page[len(page)-1].Position); err != nil {
-		return 0, err
+	c := r.cursor
+	n := 0
+	if len(entries) > 0 {
+		n, err = r.append(ctx, entries)
 	}
-	return r.publish(ctx, page)
+	if n > 0 {
+		last := entries[n-1]
+		c.Position, c.EventPosition, c.EventID, c.StreamSeq = last.Position, last.Position, last.EventID, c.StreamSeq+uint64(n)
+	}
+	if n == len(entries) && err == nil {
+		c.Position = page[len(page)-1].Position
+	}
+	if c != r.cursor {
+		pubs := publications(entries[:n], r.cursor.StreamSeq, r.db.Now())
+		r.setCursor(c)
+		r.saver.add(ctx, c, pubs)
+	}
+	if err != nil {
+		if n == len(entries) {
+			return 0, err
+		}
+		return r.failedNext(ctx, &entries[n].Record, n, err)
+	}
+	return len(page), nil
 }
 
-// publish puts one window on the stream and moves the cursor over the part
-// that is certainly there.
-func (r *Relay) publish(ctx context.Context, page []outbox.Record) (int, error) {
-	msgs := make([]Message, len(page))
-	prev := r.cursor.Position
-	for i := range page {
-		msgs[i] = Message{LogID: r.log.ID(), Prev: prev, Record: page[i]}
-		prev = page[i].Position
+// nextWindow reads the page after the cursor and what of it is to be
+// published. The rest of it is parked when it returns.
+func (r *Relay) nextWindow(ctx context.Context) (page []outbox.Record, entries []entry, err error) {
+	for {
+		page, err = r.log.Read(ctx, r.cursor.Position, outbox.Page{Rows: r.opts.WindowRows, Bytes: r.opts.WindowBytes})
+		if err != nil || len(page) == 0 {
+			return nil, nil, err
+		}
+		p, err := r.passedIn(ctx, page)
+		if err != nil {
+			return nil, nil, err
+		}
+		var waiting []outbox.Record
+		entries, waiting = r.sift(page, p)
+		again, err := r.parkStuck(ctx, entries)
+		if err != nil {
+			return nil, nil, err
+		}
+		if !again {
+			return page, entries, r.park(ctx, waiting, "blocked", 0, "waits for an earlier event of its aggregate")
+		}
 	}
-	base := r.cursor.StreamSeq
-	n, err := r.pub.Append(ctx, base, msgs)
+}
+
+// append sends events for the end of the stream. It does not move the cursor.
+func (r *Relay) append(ctx context.Context, events []entry) (int, error) {
+	// What is on the stream must not vanish from the log in a power loss.
+	if err := r.db.Durable(events[0].Position, events[len(events)-1].Position); err != nil {
+		return 0, err
+	}
+	msgs := make([]Message, len(events))
+	prev := r.cursor.EventPosition
+	for i := range events {
+		msgs[i] = Message{LogID: r.log.ID(), Prev: prev, Record: events[i].Record}
+		prev = events[i].Position
+	}
+	n, err := r.pub.Append(ctx, r.cursor.StreamSeq, msgs)
 	r.certain = err == nil
+	if ctx.Err() != nil {
+		r.doubt() // a stop is nobody's failure
+	} else {
+		r.judge(events, n, err)
+	}
 	if herr := r.hook("relay.after-publish"); herr != nil {
 		r.certain = false
 		return 0, herr
 	}
-	if n > 0 {
-		last := page[n-1]
-		r.setCursor(Cursor{Position: last.Position, EventID: last.EventID, StreamSeq: base + uint64(n)})
-		r.saver.add(ctx, r.cursor, publication{page[0].Position, last.Position, base + 1, r.cursor.StreamSeq, r.db.Now().UnixMicro()})
-	}
-	if err != nil {
-		return n, fmt.Errorf("publish after position %d: %w", r.cursor.Position, err)
-	}
-	return n, nil
+	return n, err
 }
 
 // drain publishes the rest of the log and stores the cursor.
 func (r *Relay) drain(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.opts.DrainTimeout)
 	defer cancel()
+	r.draining = true
 	n, err := 1, error(nil)
 	for n > 0 && err == nil {
 		n, err = r.step(ctx)
@@ -195,9 +278,7 @@ func (r *Relay) trouble(err error) time.Duration {
 		r.outage = time.Now()
 		r.opts.Logger.Warn("relay is held up", "position", r.cursor.Position, "error", err)
 	}
-	s := r.Status()
-	s.OutageSince, s.LastError = r.outage, err.Error()
-	r.status.Store(&s)
+	r.update(func(s *Status) { s.OutageSince, s.LastError = r.outage, err.Error() })
 	r.failed++
 	return backoff(r.failed, r.opts.BackoffMax, rand.Int64N)
 }
@@ -210,12 +291,19 @@ func (r *Relay) recovered() {
 	}
 	r.opts.Logger.Info("relay goes on", "position", r.cursor.Position, "held_up_for", time.Since(r.outage).Round(time.Millisecond))
 	r.outage = time.Time{}
-	r.setCursor(r.cursor)
+	r.update(func(s *Status) { s.OutageSince, s.LastError = time.Time{}, "" })
 }
 
 func (r *Relay) setCursor(c Cursor) {
 	r.cursor = c
-	r.status.Store(&Status{Position: c.Position, StreamSeq: c.StreamSeq, Reconciled: r.reconciled.Load(), OutageSince: r.outage})
+	r.update(func(s *Status) { s.Position, s.StreamSeq = c.Position, c.StreamSeq })
+}
+
+// update changes the status. Only the goroutine in Run does.
+func (r *Relay) update(fn func(*Status)) {
+	s := r.Status()
+	fn(&s)
+	r.status.Store(&s)
 }
 
 func (r *Relay) wait(ctx context.Context, d time.Duration) {

@@ -26,17 +26,26 @@ type rig struct {
 	broker   *broker.Broker
 	stop     func() // of the broker
 	appended int
+
+	maxMessage int // of the broker, 0: its default
 }
 
 func newRig(t testing.TB) *rig {
-	r := &rig{t: t, dir: t.TempDir()}
+	r := newLog(t)
+	r.startBroker()
+	return r
+}
+
+// newLog returns a rig without a broker. Every check must pass when the test
+// ends.
+func newLog(t testing.TB) *rig {
+	r := &rig{t: t, dir: t.TempDir(), stop: func() {}}
 	db, err := store.Open(t.Context(), store.Options{Path: filepath.Join(r.dir, "outlog.db")})
 	require.NoError(t, err)
 	r.db = db
 	r.log, err = outbox.Open(t.Context(), db)
 	require.NoError(t, err)
 	db.Register(relay.Checks...)
-	r.startBroker()
 	t.Cleanup(func() {
 		results, err := db.Verify(context.Background())
 		require.NoError(t, err)
@@ -52,7 +61,7 @@ func newRig(t testing.TB) *rig {
 func (r *rig) streamDir() string { return filepath.Join(r.dir, "jetstream") }
 
 func (r *rig) startBroker() {
-	b, err := broker.New(broker.Options{Dir: r.streamDir(), LogID: r.log.ID()})
+	b, err := broker.New(broker.Options{Dir: r.streamDir(), LogID: r.log.ID(), MaxMessage: r.maxMessage})
 	require.NoError(r.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -280,6 +289,9 @@ func TestRebuildHonoursMaxAge(t *testing.T) {
 	defer r.stop()
 	r.relay(r.broker.Publisher(), relay.Options{MaxAge: time.Hour})
 	r.requireStream(4)
+	detail, err := relay.Checks[0].Run(t.Context(), db.Reader())
+	require.NoError(t, err, "what the new stream leaves out is neither lost nor forgotten")
+	require.Equal(t, "3 published, 0 parked, 0 pending", detail)
 }
 
 // TestFenced lets a second owner claim the cursor while the first has a window

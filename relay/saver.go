@@ -18,6 +18,7 @@ type saver struct {
 	mu      sync.Mutex
 	cursor  Cursor
 	pubs    []publication
+	dirty   bool          // cursor and pubs are to be written
 	idle    chan struct{} // closed when nothing is left to write; replaced by add
 	fenced  error
 	pending bool
@@ -33,20 +34,21 @@ func newSaver(r *Relay) *saver {
 	return s
 }
 
-// add hands over the cursor after a published window. It waits when too much
-// is unwritten.
-func (s *saver) add(ctx context.Context, c Cursor, p publication) {
+// add hands over the cursor and what was published before it. It waits when too
+// much is unwritten.
+func (s *saver) add(ctx context.Context, c Cursor, pubs []publication) {
 	s.mu.Lock()
-	s.cursor = c
-	if n := len(s.pubs); n > 0 && s.pubs[n-1].lastSeq+1 == p.firstSeq {
-		s.pubs[n-1].lastPosition, s.pubs[n-1].lastSeq = p.lastPosition, p.lastSeq
-	} else {
-		s.pubs = append(s.pubs, p)
+	s.cursor, s.dirty = c, true
+	for _, p := range pubs {
+		s.pubs = appendPublication(s.pubs, p)
 	}
 	if !s.pending {
 		s.pending, s.idle = true, make(chan struct{})
 	}
-	span := s.cursor.StreamSeq - s.pubs[0].firstSeq
+	span := uint64(0)
+	if len(s.pubs) > 0 {
+		span = s.cursor.StreamSeq - s.pubs[0].firstSeq
+	}
 	s.mu.Unlock()
 	select {
 	case s.work <- struct{}{}:
@@ -102,13 +104,13 @@ func (s *saver) run(ctx context.Context) {
 
 func (s *saver) write(ctx context.Context) error {
 	s.mu.Lock()
-	c, pubs := s.cursor, s.pubs
-	s.pubs = nil
+	c, pubs, dirty := s.cursor, s.pubs, s.dirty
+	s.pubs, s.dirty = nil, false
 	s.mu.Unlock()
-	if len(pubs) == 0 {
+	if !dirty {
 		return nil
 	}
-	err := s.relay.store(ctx, c, pubs, false)
+	err := s.relay.store(ctx, c, addPublications(pubs))
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -116,12 +118,12 @@ func (s *saver) write(ctx context.Context) error {
 		s.fenced = err
 		fallthrough
 	case err == nil:
-		if len(s.pubs) == 0 || s.fenced != nil {
+		if !s.dirty || s.fenced != nil {
 			s.pending = false
 			close(s.idle)
 		}
 	default:
-		s.pubs = append(pubs, s.pubs...)
+		s.pubs, s.dirty = append(pubs, s.pubs...), true
 	}
 	return err
 }
