@@ -121,8 +121,9 @@ END;
 ------------------------------------------------------------------------------
 
 -- What went onto the stream: one row per window of published events, not per
--- event. A window ends wherever positions were skipped, so that the sequence of
--- each event can be counted out.
+-- event. A window ends wherever an event was passed over, so that the sequence
+-- of each event can be counted out. One that was parked and published later is a
+-- window of its own, with a higher sequence than events after it.
 CREATE TABLE outlog_publications (
     first_position INTEGER PRIMARY KEY, -- first event of the window
     last_position INTEGER NOT NULL, -- last event of the window
@@ -135,8 +136,8 @@ CREATE TABLE outlog_publications (
 -- Where the relay stands. Written once per window, only under the token.
 CREATE TABLE outlog_relay (
     name TEXT NOT NULL PRIMARY KEY, -- main
-    position INTEGER NOT NULL DEFAULT 0, -- cursor: all events up to here are published, parked or skipped
-    event_id TEXT NOT NULL DEFAULT '', -- the event at the cursor; with stream_seq it proves that the stream is still the one we wrote
+    position INTEGER NOT NULL DEFAULT 0, -- cursor: all events up to here are published, parked, or skipped (discarded, or too old when the stream was rebuilt)
+    event_id TEXT NOT NULL DEFAULT '', -- the last event published, usually the one at the cursor; with stream_seq it proves that the stream is still the one we wrote
     stream TEXT NOT NULL DEFAULT '', -- the stream's name
     stream_seq INTEGER NOT NULL DEFAULT 0, -- sequence of the last message published: the next one is appended only if the stream ends there
     token INTEGER NOT NULL DEFAULT 0 -- fencing token: each new owner of the database raises it once, and writes of an older one are refused
@@ -187,7 +188,7 @@ CREATE TABLE outlog_inbox (
 --             running    its external effect is under way, or was when the process died
 --             dead       failed for good: a person redrives or discards it
 --             blocked    an earlier event of its aggregate is parked
---             delayed    waits for something other than time or a person
+--             delayed    waits for something other than time or a person: at the relay, for proof that it is the event the broker fails for, and not the broker
 CREATE TABLE outlog_parked (
     consumer TEXT NOT NULL, -- who parked it; 'relay' for an event the broker refuses
     event_id TEXT NOT NULL, -- the event
@@ -238,7 +239,8 @@ CREATE TABLE outlog_requests (
     error TEXT NOT NULL DEFAULT '' -- why it was refused
 ) STRICT;
 
--- Ranges that a reset to a later position left out, for verify to show.
+-- Ranges that a reset to a later position left out, for verify to show; for
+-- 'relay', what was too old for the stream when it was rebuilt.
 CREATE TABLE outlog_skips (
     consumer TEXT NOT NULL, -- whose
     after_position INTEGER NOT NULL, -- the cursor before
@@ -253,14 +255,15 @@ CREATE TABLE outlog_skips (
 ------------------------------------------------------------------------------
 
 -- The log with what the relay did to each event: state is pending, published,
--- parked or dead (for consumers see outlog_inbox and outlog_parked), and
+-- parked, dead or skipped (for consumers see outlog_inbox and outlog_parked), and
 -- stream_seq its sequence on the stream, counted from the end of its window.
 CREATE VIEW outbox_status AS
 SELECT o.*,
        CASE WHEN k.state = 'dead' THEN 'dead'
             WHEN k.event_id IS NOT NULL THEN 'parked'
-            WHEN p.first_position IS NULL THEN 'pending'
-            ELSE 'published' END AS state,
+            WHEN p.first_position IS NOT NULL THEN 'published'
+            WHEN o.position <= (SELECT position FROM outlog_relay WHERE name = 'main') THEN 'skipped'
+            ELSE 'pending' END AS state,
        CASE WHEN k.event_id IS NULL THEN p.last_stream_seq -
             (SELECT count(*) FROM outbox later WHERE later.position > o.position AND later.position <= p.last_position) END AS stream_seq,
        CASE WHEN k.event_id IS NULL THEN p.published_at END AS published_at

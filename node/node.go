@@ -169,8 +169,8 @@ func (n *Node) Handle(o consumer.Options) error {
 // at or before the message after the consumer's cursor.
 func (n *Node) startSeq(ctx context.Context, name string) (seq uint64, err error) {
 	err = n.db.Reader().QueryRowContext(ctx, `SELECT coalesce(
-		(SELECT first_stream_seq FROM outlog_publications WHERE last_position >
-			coalesce((SELECT position FROM outlog_consumers WHERE name = ?), 0) ORDER BY first_position LIMIT 1),
+		(SELECT min(first_stream_seq) FROM outlog_publications WHERE last_position >
+			coalesce((SELECT position FROM outlog_consumers WHERE name = ?), 0)),
 		(SELECT stream_seq + 1 FROM outlog_relay WHERE name = 'main'))`, name).Scan(&seq)
 	return seq, err
 }

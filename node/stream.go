@@ -81,7 +81,8 @@ func (n *Node) tail(ctx context.Context) (relay.Tail, error) {
 }
 
 // published iterates over the events that should be on the stream: those in
-// publications from the stream's first sequence on, in order.
+// publications from the stream's first sequence on, in the order of sequences;
+// one that was parked at the relay comes later than its position.
 type published struct {
 	tx      *sql.Tx
 	rows    *sql.Rows
@@ -106,7 +107,7 @@ func (n *Node) published(ctx context.Context, tail relay.Tail) (*published, erro
 		p.rows, err = tx.QueryContext(ctx, `SELECT o.position, o.event_id,
 				p.last_stream_seq - (row_number() OVER (PARTITION BY p.first_position ORDER BY o.position DESC) - 1)
 			FROM outlog_publications p JOIN outbox o ON o.position BETWEEN p.first_position AND p.last_position
-			WHERE p.last_stream_seq >= ?1 AND p.first_stream_seq <= ?2 ORDER BY o.position`, tail.FirstSeq, tail.LastSeq)
+			WHERE p.last_stream_seq >= ?1 AND p.first_stream_seq <= ?2 ORDER BY p.first_stream_seq, o.position`, tail.FirstSeq, tail.LastSeq)
 	}
 	if err != nil {
 		return nil, errors.Join(err, tx.Rollback())
