@@ -60,9 +60,9 @@ func (r *Relay) guard(ctx context.Context, tx *store.Tx) error {
 type change func(ctx context.Context, tx *store.Tx) error
 
 // store writes the cursor and applies changes in one transaction guarded by
-// the token.
+// the token. A power loss may take it back: reconcile finds the cursor again.
 func (r *Relay) store(ctx context.Context, c Cursor, changes ...change) error {
-	return r.db.Update(ctx, func(tx *store.Tx) error {
+	return r.db.UpdateLazy(ctx, func(tx *store.Tx) error {
 		res, err := tx.ExecContext(ctx, `UPDATE outlog_relay SET position = ?, event_id = ?, stream = ?, stream_seq = ?
 			WHERE name = 'main' AND token = ?`, c.Position, c.EventID, r.opts.Stream, c.StreamSeq, r.token)
 		if err != nil {

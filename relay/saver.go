@@ -28,6 +28,11 @@ type saver struct {
 // what reconcile has to read after a crash.
 const maxUnsaved = 16
 
+// saveEvery is how long the saver gathers before it writes: under a steady
+// trickle of events it would otherwise commit for each of them, and take the
+// writer from those who append.
+const saveEvery = 5 * time.Millisecond
+
 func newSaver(r *Relay) *saver {
 	s := &saver{relay: r, work: make(chan struct{}, 1), idle: make(chan struct{})}
 	close(s.idle)
@@ -86,6 +91,7 @@ func (s *saver) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-s.work:
+			s.relay.wait(ctx, saveEvery)
 		}
 		if err := s.write(ctx); err != nil && !errors.Is(err, ErrFenced) {
 			if failures++; failures == 1 {
