@@ -621,3 +621,10 @@ func TestCheckFindsDisagreement(t *testing.T) {
 		})
 	}
 }
+
+// trouble is what handlers do wrong, by name.
+var trouble = map[string]func() error{
+	"error":  func() error { return errors.New("an error") },
+	"panic":  func() error { panic(errors.New("with an error value")) },
+	"goexit": func() error { runtime.Goexit(); return nil },
+}
