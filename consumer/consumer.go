@@ -26,6 +26,7 @@ type Consumer struct {
 	isolate  int        // events still to run one by one, see isolate.go
 	high     int64      // highest position delivered
 	wanted   int64      // position to reach, 0 once it is reached
+	logsTurn bool       // the next batch leaves parked events alone
 	ticked   time.Time  // when tick last ran
 	waiting  []Delivery // delivered, not yet acked, in stream order
 	nextDue  time.Time  // of the earliest parked event
@@ -366,7 +367,11 @@ func (c *Consumer) catchUp(ctx context.Context) error {
 		case c.isolate > 0:
 			p, err = c.isolated(ctx, rows)
 		default:
-			if p, err = c.batch(ctx, rows, limits{items: c.opts.BatchRows, effects: effects.room()}, nil); err == nil {
+			// A parked event that failed has ended its batch: the log's turn, or
+			// those that fail faster than they can be tried would be all there is.
+			l := limits{items: c.opts.BatchRows, effects: effects.room(), alone: c.logsTurn && len(rows) > 0}
+			if p, err = c.batch(ctx, rows, l, nil); err == nil {
+				c.logsTurn = p.failed != nil && p.failed.parked
 				c.committed(p)
 			}
 		}
