@@ -211,6 +211,28 @@ func TestOutageIsNobodysAttempt(t *testing.T) {
 	}
 }
 
+// TestRefusalDuringOutage: that the broker still refuses proves nothing.
+func TestRefusalDuringOutage(t *testing.T) {
+	r := newRig(t)
+	log := &lines{}
+	o := quick
+	o.MaxAttempts, o.Logger = 1000, log.logger()
+	pub := &scripted{Publisher: r.broker.Publisher(), fault: func(m *relay.Message) error {
+		if m.Record.AggregateID == "a" {
+			return refused(m)
+		}
+		return errTimeout
+	}}
+	r.of("a", "b")
+	re, stop := r.start(pub, o)
+	require.Eventually(t, func() bool { return re.Status().Refused > 5 }, 10*time.Second, time.Millisecond)
+	pub.set(nil)
+	r.eventually(2, `SELECT count(*) FROM outbox_status WHERE state = 'published'`)
+	stop()
+	require.Equal(t, 1, log.with("held up\""))
+	require.Equal(t, 1, log.with("goes on"))
+}
+
 // TestStuckEvent: the broker never answers for one event. With nothing else to
 // send that is an outage; while others are stored right before and right after,
 // it is the event.
@@ -275,9 +297,7 @@ func TestStreamLosesTailWithParkedEvents(t *testing.T) {
 		t.Run(fmt.Sprint(keep), func(t *testing.T) {
 			r := newLog(t)
 			s := &memory{}
-			pub := &scripted{Publisher: s, fault: func(m *relay.Message) error {
-				return errors.Join(only("a", 1, refused)(m), only("b", 1, refused)(m))
-			}}
+			pub := &scripted{Publisher: s}
 			pub.set(func(m *relay.Message) error {
 				if e := only("a", 1, refused)(m); e != nil {
 					return e
@@ -309,6 +329,17 @@ func TestStreamLosesTailWithParkedEvents(t *testing.T) {
 			require.Len(t, got, 10)
 			require.Equal(t, keep < 1, re.Status().StreamSeq > 10_000, "only a stream that has lost everything is rebuilt")
 			require.Equal(t, []string{"b/1 retrying 1", "b/2 blocked 0"}, r.parked())
+
+			// Once more, with everything due before the cursor is back where it was.
+			s.cut(keep / 2)
+			pub.set(nil)
+			r.exec(`UPDATE outlog_parked SET next_attempt_at = 0`)
+			o.WindowRows = 1
+			_, stop = r.start(pub, o)
+			r.of("c")
+			r.eventually(13, `SELECT count(*) FROM outbox_status WHERE state = 'published'`)
+			stop()
+			require.Len(t, r.stream(pub), 13)
 		})
 	}
 }
@@ -397,4 +428,19 @@ func (l *lossy) Append(ctx context.Context, base uint64, msgs []relay.Message) (
 	}
 	_, err := l.memory.Append(ctx, base, msgs[:l.random.IntN(len(msgs)+1)])
 	return 0, errOr(err, errTimeout)
+}
+
+// TestFencedOwnerParksNothing: an owner that another has replaced finds that the
+// broker refuses an event, and must not write that down.
+func TestFencedOwnerParksNothing(t *testing.T) {
+	r := newRig(t)
+	r.of("a", "b")
+	re, err := relay.New(r.db, r.log, &scripted{Publisher: r.broker.Publisher(), fault: func(m *relay.Message) error {
+		r.exec(`UPDATE outlog_relay SET token = token + 1`)
+		return refused(m)
+	}}, quick)
+	require.NoError(t, err)
+	require.ErrorIs(t, re.Run(t.Context()), relay.ErrFenced)
+	require.Empty(t, r.parked())
+	require.Empty(t, r.list(`SELECT * FROM outlog_attempts`))
 }

@@ -99,9 +99,7 @@ func (r *Relay) Run(ctx context.Context) error {
 			r.wait(ctx, r.trouble(err))
 			continue
 		}
-		if n == 0 || r.flowing { // refusals alone do not prove that it stores
-			r.recovered()
-		}
+		r.recovered()
 		if n > 0 {
 			continue
 		}
@@ -168,10 +166,13 @@ func (r *Relay) publishNext(ctx context.Context) (int, error) {
 	}
 	if n > 0 {
 		last := entries[n-1]
-		c.Position, c.EventPosition, c.EventID, c.StreamSeq = last.Position, last.Position, last.EventID, c.StreamSeq+uint64(n)
+		c.EventPosition, c.EventID, c.StreamSeq = last.Position, last.EventID, c.StreamSeq+uint64(n)
 	}
-	if n == len(entries) && err == nil {
-		c.Position = page[len(page)-1].Position
+	for _, e := range page { // over what was stored, and what is parked before the next
+		if n < len(entries) && e.Position == entries[n].Position {
+			break
+		}
+		c.Position = e.Position
 	}
 	if c != r.cursor {
 		pubs := publications(entries[:n], r.cursor.StreamSeq, r.db.Now())

@@ -124,7 +124,7 @@ func (s *saver) write(ctx context.Context) error {
 		s.fenced = err
 		fallthrough
 	case err == nil:
-		if !s.dirty || s.fenced != nil {
+		if s.pending && (!s.dirty || s.fenced != nil) { // a fenced one may be told twice
 			s.pending = false
 			close(s.idle)
 		}
