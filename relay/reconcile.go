@@ -117,7 +117,10 @@ func (o *observed) ahead(again func(string, ...any) plan) plan {
 			i++
 			p.pubs = appendPublication(p.pubs, publish(e, seq))
 			p.cursor.Position, p.cursor.EventPosition, late = e.Position, e.Position, false
-		case parked:
+		// It was sent when the cursor had passed it, so nothing before it is left;
+		// a power loss may have taken that cursor back.
+		case parked && (i == len(o.next) || o.next[i].Position > position):
+			p.cursor.Position = max(p.cursor.Position, position)
 			p.pubs = append(p.pubs, publish(entry{Record: outbox.Record{Position: position}}, seq))
 			p.cleared = append(p.cleared, m.Record.EventID)
 			p.cursor.EventPosition, late = position, true
