@@ -56,7 +56,11 @@ func Wait(ctx context.Context, dbPath string) (*Lock, error) {
 func acquire(ctx context.Context, dbPath string, every time.Duration) (*Lock, error) {
 	l := &Lock{path: resolve(dbPath), owner: Owner{PID: os.Getpid(), StartedAt: time.Now().UTC().Truncate(time.Microsecond)}}
 	l.file = flock.New(l.path+".lock", flock.SetPermissions(0o600))
-	if _, err := l.file.TryLockContext(ctx, every); err != nil {
+	locked, err := l.file.TryLock() // at least once, however little time ctx leaves on a busy machine
+	if err == nil && !locked {
+		_, err = l.file.TryLockContext(ctx, every)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("lock %s: %w", dbPath, errors.Join(err, l.file.Close()))
 	}
 	if err := writeOwner(l.path, l.owner); err != nil {

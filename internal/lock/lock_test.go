@@ -186,3 +186,13 @@ func TestFileModes(t *testing.T) {
 	_, err = os.Stat(db + ".owner")
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
+
+// TestWaitWithoutTime takes a free lock although its time is up: a busy machine
+// must not make a free database look owned.
+func TestWaitWithoutTime(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	l, err := Wait(ctx, filepath.Join(t.TempDir(), "app.db"))
+	require.NoError(t, err)
+	require.NoError(t, l.Release())
+}
