@@ -108,8 +108,9 @@ func (n *Node) open(ctx context.Context, dbPath, streamDir string) (err error) {
 	if err != nil {
 		return err
 	}
-	n.relay, err = relay.New(n.db, n.log, n.broker.Publisher(), relay.Options{Stream: n.broker.StreamName(), MaxAge: o.StreamMaxAge,
-		DrainTimeout: o.DrainTimeout, Logger: o.Logger, Failpoint: o.Failpoint})
+	r := o.Relay
+	r.Stream, r.MaxAge, r.DrainTimeout, r.Logger, r.Failpoint = n.broker.StreamName(), o.StreamMaxAge, o.DrainTimeout, o.Logger, o.Failpoint
+	n.relay, err = relay.New(n.db, n.log, n.broker.Publisher(), r)
 	return err
 }
 

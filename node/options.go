@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"outlog/relay"
 	"outlog/store"
 )
 
@@ -36,6 +37,9 @@ type Options struct {
 	// StreamMaxBytes is the size above which the stream drops its oldest
 	// messages, from 1 MiB. 0: 1 GiB.
 	StreamMaxBytes int64
+	// Relay tunes the relay: windows, polling, attempts, what a dead event does.
+	// Stream, MaxAge, DrainTimeout, Logger and Failpoint are the node's own.
+	Relay relay.Options
 	// DrainTimeout bounds each step of an orderly stop, 1 ms to 10 min. 0: 5 s.
 	DrainTimeout time.Duration
 	// Logger receives all messages. nil: none.
