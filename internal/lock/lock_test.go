@@ -192,7 +192,7 @@ func TestFileModes(t *testing.T) {
 func TestWaitWithoutTime(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	l, err := Wait(ctx, filepath.Join(t.TempDir(), "app.db"))
+	l, err := lock.Wait(ctx, filepath.Join(t.TempDir(), "app.db"))
 	require.NoError(t, err)
 	require.NoError(t, l.Release())
 }
