@@ -184,6 +184,11 @@ func (b *run) apply(rows []outbox.Record) error {
 			return err
 		}
 	}
+	if b.limits.only != "" && len(p.effects) == 0 {
+		if err := c.unmark(b.ctx, b.tx); err != nil {
+			return err
+		}
+	}
 	return c.hook("consumer.after-handler")
 }
 

@@ -31,7 +31,7 @@ func (c *Consumer) isolated(ctx context.Context, rows []outbox.Record) (progress
 		return progress{}, err
 	}
 	var failed *failure
-	if m.exits > killAttempts {
+	if m.exits >= killAttempts {
 		failed = newFailure(m.id, Permanent(errKilledProcess), "")
 	}
 	p, err := c.batch(ctx, rows[:m.rows], limits{items: 1, effects: 1, alone: true, only: m.id}, failed)
@@ -48,11 +48,11 @@ func (c *Consumer) isolated(ctx context.Context, rows []outbox.Record) (progress
 	if m.id == "" {
 		return p, nil
 	}
-	err = c.db.Update(ctx, func(tx *store.Tx) error { return c.unmark(ctx, tx) })
-	if err == nil {
-		c.isolate--
+	c.isolate--
+	if len(p.effects) == 0 {
+		return p, nil // the batch has taken the marker away
 	}
-	return p, err
+	return p, c.db.UpdateLazy(ctx, func(tx *store.Tx) error { return c.unmark(ctx, tx) })
 }
 
 // unmark notes that the marked event has not ended the process.
@@ -66,13 +66,16 @@ func (c *Consumer) unmark(ctx context.Context, tx *store.Tx) error {
 type marked struct {
 	id    string // "" if none of the rows has a handler
 	rows  int    // of the log, up to the event
-	exits int    // how often it has been marked since it last ended well
+	exits int    // how often the process has ended while it was marked
 }
 
-// mark commits the id of the event that runs next.
+// mark commits the id of the event that runs next. The commit is lazy: it has
+// to survive the process, not the machine, and the shorter the time between it
+// and the batch, the less often an innocent event is found marked after a kill
+// that came from outside.
 func (c *Consumer) mark(ctx context.Context, rows []outbox.Record) (m marked, err error) {
 	if c.dueNow() {
-		err = c.db.Update(ctx, func(tx *store.Tx) error {
+		err = c.db.UpdateLazy(ctx, func(tx *store.Tx) error {
 			due, err := dueEvents(ctx, tx, c.opts.Name, tx.Now(), 1)
 			if m = (marked{}); err == nil && len(due) > 0 {
 				m.id = due[0].EventID
@@ -89,15 +92,17 @@ func (c *Consumer) mark(ctx context.Context, rows []outbox.Record) (m marked, er
 		return marked{rows: len(rows)}, nil
 	}
 	m = marked{id: rows[i].EventID, rows: i + 1}
-	err = c.db.Update(ctx, func(tx *store.Tx) (err error) {
+	err = c.db.UpdateLazy(ctx, func(tx *store.Tx) (err error) {
 		m.exits, err = c.countMark(ctx, tx, m.id)
 		return err
 	})
 	return m, err
 }
 
+// countMark marks an event. Only begin counts an end of the process against it:
+// marking it again, after trouble of the database, says nothing.
 func (c *Consumer) countMark(ctx context.Context, tx *store.Tx, id string) (exits int, err error) {
-	err = tx.QueryRowContext(ctx, `UPDATE outlog_consumers SET suspect_exits = CASE WHEN suspect = ?1 THEN suspect_exits + 1 ELSE 1 END, suspect = ?1
+	err = tx.QueryRowContext(ctx, `UPDATE outlog_consumers SET suspect_exits = CASE WHEN suspect = ?1 THEN suspect_exits ELSE 0 END, suspect = ?1
 		WHERE name = ?2 RETURNING suspect_exits`, id, c.opts.Name).Scan(&exits)
 	return exits, err
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -155,4 +156,27 @@ func TestCleanStopsAreNoSuspicion(t *testing.T) {
 		stop()
 		r.eventually("0 0 ", `SELECT running || ' ' || unclean_exits || ' ' || suspect FROM outlog_consumers`)
 	}
+}
+
+// TestTroubleIsNoEndOfTheProcess: while events run one by one after unclean
+// ends, database trouble must not count as another end.
+func TestTroubleIsNoEndOfTheProcess(t *testing.T) {
+	r := newRig(t, store.Options{})
+	last := r.append("a", "b")
+	c, stop := r.run(down{}, options("c", failing("c", fine)))
+	require.NoError(t, r.wait(c, last))
+	stop()
+	last = r.append("a", "b")
+	r.exec(`UPDATE outlog_consumers SET running = 1, unclean_exits = 1, run_position = position`)
+	var calls atomic.Int64
+	c, stop = r.run(down{}, options("c", failing("c", func(consumer.Event[string]) error {
+		if calls.Add(1) <= 6 {
+			return store.ErrUnavailable
+		}
+		return nil
+	})))
+	require.NoError(t, r.wait(c, last))
+	stop()
+	require.Equal(t, "a1 b1 a2 b2", r.effects("c"))
+	r.eventually("0", `SELECT suspect_exits FROM outlog_consumers`)
 }

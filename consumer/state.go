@@ -95,6 +95,7 @@ func (c *Consumer) begin(ctx context.Context) error {
 				unclean_exits = CASE WHEN running = 0 THEN 0
 					WHEN position = run_position OR EXISTS (SELECT 1 FROM outlog_parked WHERE consumer = name AND state = 'running') THEN unclean_exits + 1
 					ELSE 1 END,
+				suspect_exits = CASE WHEN running = 1 AND suspect <> '' THEN suspect_exits + 1 ELSE suspect_exits END,
 				running = 1, run_position = position, updated_at = ? WHERE name = ? RETURNING unclean_exits, suspect`,
 			string(encoded), c.opts.OnDead.String(), now, c.opts.Name).Scan(&unclean, &suspect)
 		if err != nil {
