@@ -266,7 +266,7 @@ func TestParkedAggregateWaitsInOrder(t *testing.T) {
 			r.append("a", "b", "a", "b", "a")
 			var repaired atomic.Bool
 			o := options("c", failing("c", func(e consumer.Event[string]) error {
-				if e.AggregateID == "a" && !repaired.Load() {
+				if e.AggregateID == "a" && e.AggregateVersion == 1 && !repaired.Load() {
 					return trouble()
 				}
 				return nil

@@ -357,6 +357,8 @@ func TestEffectOfAnOlderGenerationIsNotRecorded(t *testing.T) {
 	r := newRig(t, store.Options{})
 	r.append("a")
 	entered, leave := make(chan struct{}, 10), make(chan struct{})
+	open := sync.OnceFunc(func() { close(leave) })
+	defer open()
 	p := &endpoint{answer: func(context.Context, consumer.Event[string]) error { entered <- struct{}{}; <-leave; return nil }}
 	c, stop := r.run(down{}, doing(p))
 	<-entered
@@ -367,9 +369,9 @@ func TestEffectOfAnOlderGenerationIsNotRecorded(t *testing.T) {
 		return errors.Is(c.WaitApplied(short, 1), context.DeadlineExceeded)
 	}, 10*time.Second, time.Millisecond)
 	leave <- struct{}{}
-	<-entered // it is called again, for the new generation
+	require.Eventually(t, func() bool { return len(p.of("a")) == 2 }, 10*time.Second, time.Millisecond, "it is called again, for the new generation")
 	r.eventually("0", `SELECT count(*) FROM outlog_inbox`)
-	close(leave)
+	open()
 	r.eventually("1", `SELECT count(*) FROM outlog_inbox`)
 	stop()
 	require.Zero(t, p.clashes)
@@ -404,4 +406,43 @@ func (r *rig) reset(to string) error {
 	})
 	require.NoError(r.t, err)
 	return consumer.AwaitReset(ctx, r.db.Reader(), id)
+}
+
+// appending is a consumer that appends one event for each it applies.
+func appending(r *rig) consumer.Options {
+	o := options("c", func(ctx context.Context, tx *store.Tx, e consumer.Event[string]) error {
+		if err := effect(ctx, tx, "c", e); err != nil {
+			return err
+		}
+		_, err := r.log.Append(ctx, tx, outbox.Event{AggregateType: "invoice", AggregateID: e.AggregateID, Type: "Billed", Data: e.ID})
+		return err
+	})
+	o.Clear = func(ctx context.Context, tx *store.Tx, after int64) error {
+		_, err := tx.ExecContext(ctx, `DELETE FROM effects WHERE event_id IN (SELECT event_id FROM outbox WHERE position > ?)`, after)
+		return err
+	}
+	return o
+}
+
+// TestEffectThatAppendsDoesNotRepeatItself: a Do handler that is called again
+// after a crash finds its events in the log.
+func TestEffectThatAppendsDoesNotRepeatItself(t *testing.T) {
+	r := newRig(t, store.Options{})
+	r.append("a")
+	var calls atomic.Int64
+	p := &endpoint{answer: func(ctx context.Context, e consumer.Event[string]) error {
+		err := r.db.Update(ctx, func(tx *store.Tx) error {
+			_, err := r.log.Append(ctx, tx, outbox.Event{AggregateType: "mail", AggregateID: "1", Type: "Sent", Data: e.ID})
+			return err
+		})
+		if calls.Add(1) == 1 {
+			return errors.Join(errors.New("the answer was lost"), err)
+		}
+		return err
+	}}
+	_, stop := r.run(down{}, doing(p))
+	r.eventually("1", `SELECT count(*) FROM outlog_inbox`)
+	stop()
+	require.Equal(t, int64(2), calls.Load())
+	r.eventually("2", `SELECT count(*) FROM outbox`)
 }

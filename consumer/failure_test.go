@@ -309,26 +309,28 @@ func TestChainIsReleasedAtOnce(t *testing.T) {
 // TestFailingEventsDoNotStarveTheLog: parked events that are due again as soon
 // as they have failed do not keep fresh ones from being applied.
 func TestFailingEventsDoNotStarveTheLog(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, store.Options{})
-		r.append("bad1", "bad2", "bad3")
-		o := polling(options("c", failing("c", func(e consumer.Event[string]) error {
-			if strings.HasPrefix(e.AggregateID, "bad") {
-				time.Sleep(3 * time.Millisecond) // longer than its backoff
-				return errors.New("poison")
-			}
-			return nil
-		})), time.Second)
-		o.MaxAttempts = 1000
-		c, _ := r.run(down{}, o)
-		r.eventually("3", `SELECT count(*) FROM outlog_parked`)
-		for range 3 {
-			last := r.append("good", "good", "bad1")
-			start := time.Now()
-			require.NoError(t, r.wait(c, last-1))
-			require.Less(t, time.Since(start), 2*time.Second)
+	var late atomic.Int64 // the store's clock runs ahead of any backoff
+	r := newRig(t, store.Options{Now: func() time.Time { return time.Now().Add(time.Duration(late.Load())) }})
+	names := []string{"bad1", "bad2", "bad3"}
+	for i := range 30 {
+		names = append(names, fmt.Sprint("good", i))
+	}
+	last := r.append(names...)
+	poisoned, before := 0, 0
+	o := options("c", failing("c", func(e consumer.Event[string]) error {
+		if strings.HasPrefix(e.AggregateID, "bad") {
+			late.Add(int64(10 * time.Millisecond))
+			poisoned++
+			return errors.New("poison")
 		}
-	})
+		before = poisoned
+		return nil
+	}))
+	o.MaxAttempts = 1000
+	c, stop := r.run(down{}, o)
+	require.NoError(t, r.wait(c, last))
+	stop()
+	require.Less(t, before, 20, "the log has its turn after each failure")
 }
 
 // TestSkipLetsLaterEventsGo: a dead event blocks nobody under OnDead Skip, one
@@ -350,7 +352,8 @@ func TestSkipLetsLaterEventsGo(t *testing.T) {
 	r.eventually("1:dead 2:dead", `SELECT group_concat(s, ' ') FROM (SELECT position || ':' || state AS s FROM outlog_parked ORDER BY position)`)
 	require.Equal(t, "a3", r.effects("c"))
 	repaired.Store(true)
-	r.exec(`UPDATE outlog_parked SET state = 'retrying', attempts = 0, next_attempt_at = CASE position WHEN 1 THEN 1 ELSE 0 END WHERE state = 'dead'`)
+	r.exec(`UPDATE outlog_parked SET state = 'retrying', attempts = 0, delay_us = 10000000, next_attempt_at = CASE position WHEN 1 THEN ? ELSE 0 END WHERE state = 'dead'`,
+		r.db.Now().Add(300*time.Millisecond).UnixMicro())
 	r.eventually("0", `SELECT count(*) FROM outlog_parked`)
 	require.Equal(t, "a3 a1 a2", r.effects("c"))
 }
