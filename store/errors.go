@@ -34,6 +34,9 @@ var (
 	// ErrMissing is returned when the database file does not exist and the
 	// caller did not ask for one to be created.
 	ErrMissing = errors.New("no database here")
+	// ErrReplaced is returned when the database file was removed or replaced
+	// while it was open; the caller must end the process and look for the file.
+	ErrReplaced = errors.New("the database file was removed or replaced")
 	// ErrPragma is returned when SQLite did not accept a setting.
 	ErrPragma = errors.New("setting refused by SQLite")
 	// ErrInvalidOption is returned for an option out of its range.
@@ -63,7 +66,7 @@ func IsUnavailable(err error) bool {
 		sqlite3.SQLITE_PROTOCOL:
 		return true
 	}
-	return errors.Is(err, ErrUnavailable) || errors.Is(err, ErrClosed)
+	return errors.Is(err, ErrUnavailable) || errors.Is(err, ErrClosed) || errors.Is(err, ErrReplaced)
 }
 
 // IsFull reports whether err says that the disk, or the database's page limit,

@@ -40,13 +40,16 @@ func (o Options) migrations() []Migrations {
 
 // migrate brings all sets up to date. An existing file is copied first.
 func migrate(ctx context.Context, o Options, existed bool) (err error) {
+	if existed { // look before touching: the other connections switch the file to WAL
+		look := openPool(o, roleReader, 1)
+		if err := errors.Join(checkVersion(ctx, look, o, false), look.Close()); err != nil {
+			return err
+		}
+	}
 	db := sql.OpenDB(&connector{Connector: mustConnector(dsn(o.Path)), role: rolePlain, pragma: o.migrationPragmas(existed)})
 	db.SetMaxOpenConns(1)
 	defer func() { err = errors.Join(err, db.Close()) }()
 
-	if err := checkVersion(ctx, db, o, false); err != nil {
-		return err
-	}
 	var providers []*goose.Provider
 	pending := false
 	for _, m := range o.migrations() {

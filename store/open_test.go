@@ -2,6 +2,7 @@ package store_test
 
 import (
 	"database/sql"
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -64,8 +65,14 @@ func TestOpenForeign(t *testing.T) {
 	_, err = app.Exec(`CREATE TABLE outbox (id INTEGER PRIMARY KEY, mine TEXT)`)
 	require.NoError(t, err)
 	require.NoError(t, app.Close())
+	journalMode(t, path, "DELETE")
+	before, err := os.ReadFile(path)
+	require.NoError(t, err)
 	_, err = store.Open(t.Context(), store.Options{Path: path})
 	require.ErrorIs(t, err, store.ErrForeign)
+	after, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, before, after, "a foreign file must not be touched")
 	require.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(path), "text.db"), []byte("this is not a database at all, but long enough to be read as one header"), 0o600))
 	_, err = store.Open(t.Context(), store.Options{Path: filepath.Join(filepath.Dir(path), "text.db")})
 	require.Error(t, err)
@@ -227,6 +234,38 @@ func TestDurableKnowsItsOwnCommits(t *testing.T) {
 			from, to := store.KnownDurable(db)
 			require.Equal(t, [2]int64{tc.from, tc.to}, [2]int64{from, to})
 			require.NoError(t, db.Durable(1, 12))
+		})
+	}
+}
+
+// journalMode leaves the file in a journal mode that the store does not use.
+func journalMode(t *testing.T, path, mode string) {
+	db, err := sql.Open("sqlite", path)
+	require.NoError(t, err)
+	_, err = db.Exec("PRAGMA journal_mode = " + mode)
+	require.NoError(t, err)
+	require.NoError(t, db.Close())
+}
+
+// TestReplacedFileIsNoticed removes the database under the open store, and puts
+// another one in its place.
+func TestReplacedFileIsNoticed(t *testing.T) {
+	for name, replace := range map[string]func(path string) error{
+		"removed":  os.Remove,
+		"replaced": func(path string) error { return errors.Join(os.Remove(path), os.WriteFile(path, nil, 0o600)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			db, err := store.Open(t.Context(), store.Options{Path: filepath.Join(t.TempDir(), "outlog.db")})
+			require.NoError(t, err)
+			defer db.Close()
+			done := make(chan error, 1)
+			go func() { done <- db.Run(t.Context()) }()
+			require.NoError(t, db.Update(t.Context(), func(*store.Tx) error { return nil }))
+			require.NoError(t, replace(db.Path()))
+			require.ErrorIs(t, <-done, store.ErrReplaced)
+			err = db.Update(t.Context(), func(*store.Tx) error { return nil })
+			require.ErrorIs(t, err, store.ErrReplaced)
+			require.True(t, store.IsUnavailable(err))
 		})
 	}
 }

@@ -2,7 +2,10 @@ package store
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"sync"
 	"time"
 )
@@ -49,9 +52,14 @@ const (
 	watchMax = 100 * time.Millisecond
 )
 
+// fileLook is how often Run makes sure that the file is still there.
+const fileLook = time.Second
+
 // Run watches for commits that did not go through Update — of other processes
 // and of other connections in this one — and wakes the subscribers. It returns
-// nil when ctx ends.
+// nil when ctx ends, and ErrReplaced when the file was removed or replaced:
+// what is written after that would be lost with the last connection, so Update
+// refuses it from then on.
 func (db *DB) Run(ctx context.Context) error {
 	conn, err := db.reader.Conn(ctx)
 	if err != nil {
@@ -62,6 +70,7 @@ func (db *DB) Run(ctx context.Context) error {
 	}
 	defer conn.Close()
 	var last, lastOwn int64
+	nextLook := time.Now()
 	wait := watchMax
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
@@ -70,6 +79,12 @@ func (db *DB) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-timer.C:
+		}
+		if now := time.Now(); now.After(nextLook) {
+			nextLook = now.Add(fileLook)
+			if err := db.checkFile(); err != nil {
+				return err
+			}
 		}
 		own := db.writer.commits.Load()
 		var v int64
@@ -85,4 +100,14 @@ func (db *DB) Run(ctx context.Context) error {
 		}
 		timer.Reset(wait)
 	}
+}
+
+// checkFile compares the file that was opened with the one of its name.
+func (db *DB) checkFile() error {
+	now, err := os.Stat(db.opts.Path)
+	if err == nil && os.SameFile(db.file, now) || err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	db.writer.refuse(ErrReplaced)
+	return fmt.Errorf("%w: %s", ErrReplaced, db.opts.Path)
 }

@@ -24,6 +24,7 @@ import (
 type DB struct {
 	opts   Options
 	log    *slog.Logger
+	file   os.FileInfo // that was opened
 	writer *writer
 	wpool  *sql.DB // the writer's pool of one
 	reader *sql.DB
@@ -52,7 +53,11 @@ func Open(ctx context.Context, o Options) (*DB, error) {
 	if err := o.prepareFile(ctx); err != nil {
 		return nil, err
 	}
-	db := &DB{opts: o, log: o.Logger, signal: newSignal(), ids: newIDSource(o.Now)}
+	file, err := os.Stat(o.Path)
+	if err != nil {
+		return nil, err
+	}
+	db := &DB{opts: o, log: o.Logger, file: file, signal: newSignal(), ids: newIDSource(o.Now)}
 	db.wpool = openPool(o, roleWriter, 1)
 	db.reader = openPool(o, roleReader, o.Readers)
 	conn, err := db.wpool.Conn(ctx)

@@ -98,6 +98,8 @@ func (tx *Tx) Now() time.Time { return tx.now }
 // to last. Its commit wakes the followers of the store (DB.Subscribe) and, at
 // FULL, makes those positions known to be on disk (DB.Durable).
 func (tx *Tx) Appended(first, last int64) {
+	tx.mu.Lock()
+	defer tx.mu.Unlock()
 	if tx.first == 0 {
 		tx.first = first
 	}

@@ -54,6 +54,7 @@ type writer struct {
 	queue   []*call // waiting for the baton, in order
 	held    bool    // somebody has the baton
 	closed  bool
+	refusal error         // of every further caller, nil if there is none
 	drained chan struct{} // closed when closed and the baton is free
 
 	// The rest belongs to the holder of the baton.
@@ -140,6 +141,9 @@ func (w *writer) acquire(ctx context.Context, c *call) error {
 	case w.closed:
 		w.mu.Unlock()
 		return ErrClosed
+	case w.refusal != nil:
+		defer w.mu.Unlock()
+		return w.refusal
 	case !w.held:
 		w.held = true
 		w.mu.Unlock()
@@ -498,6 +502,13 @@ func (w *writer) control(query string) error {
 // raw runs fn with the wrapped connection, which no statement uses meanwhile.
 func (w *writer) raw(fn func(*conn) error) error {
 	return w.conn.Raw(func(dc any) error { return fn(dc.(*conn)) })
+}
+
+// refuse makes every further Update fail with err.
+func (w *writer) refuse(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.refusal = err
 }
 
 // close refuses new callers, waits until those waiting are done, and closes

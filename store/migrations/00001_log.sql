@@ -30,7 +30,7 @@ CREATE TABLE outbox (
     content_type TEXT NOT NULL DEFAULT 'application/json',
     payload BLOB NOT NULL,
     headers TEXT NOT NULL DEFAULT '{}',
-    created_at INTEGER NOT NULL
+    created_at INTEGER NOT NULL CONSTRAINT outbox_created_at CHECK (created_at BETWEEN 0 AND 253402300799999999)
 ) STRICT;
 
 -- +goose StatementBegin
