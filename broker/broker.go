@@ -70,7 +70,7 @@ func New(o Options) (*Broker, error) {
 		opts:     o,
 		log:      o.Logger,
 		dir:      storeDir(o.Dir),
-		stream:   "OUTLOG_" + o.LogID,
+		stream:   streamPrefix + o.LogID,
 		suspects: make(chan suspicion, 1),
 		rebuild:  make(chan struct{}, 1),
 		state:    State{Reason: errNotStarted.Error(), Err: errNotStarted},

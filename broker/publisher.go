@@ -37,6 +37,12 @@ func (b *Broker) Publisher() relay.Publisher {
 	return &publisher{broker: b, encode: newEncoder()}
 }
 
+// Tail returns where the stream ends, and changes nothing. Errors:
+// relay.ErrOutage.
+func (b *Broker) Tail(ctx context.Context) (relay.Tail, error) {
+	return (&publisher{broker: b, adjusted: true}).Tail(ctx)
+}
+
 // Tail returns where the stream ends. It blocks for one request, at most
 // PublishTimeout. Errors: relay.ErrOutage.
 func (p *publisher) Tail(ctx context.Context) (relay.Tail, error) {

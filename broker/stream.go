@@ -3,6 +3,7 @@ package broker
 import (
 	"context"
 	"errors"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -12,6 +13,9 @@ import (
 // carry no Nats-Msg-Id, so nothing is ever in it: an id would cost 124 bytes of
 // memory and promise nothing after the window.
 const minDuplicates = 100 * time.Millisecond
+
+// streamPrefix begins the name of every log's stream.
+const streamPrefix = "OUTLOG_"
 
 // streamConfig is what the stream is made with. Nothing can delete a message
 // from its middle; only its limits drop the oldest.
@@ -71,6 +75,9 @@ func (b *Broker) recreate(ctx context.Context, l *link, firstSeq uint64, cleared
 	case !errors.Is(err, jetstream.ErrStreamNotFound):
 		return false, err
 	}
+	if err := b.deleteOtherLogs(ctx, l); err != nil {
+		return false, err
+	}
 	config := b.streamConfig()
 	config.FirstSeq = firstSeq
 	if _, err := l.js.CreateStream(ctx, config); err != nil || !*cleared {
@@ -86,4 +93,21 @@ func (b *Broker) recreate(ctx context.Context, l *link, firstSeq uint64, cleared
 	}
 	b.expected.Store(true)
 	return true, nil
+}
+
+// deleteOtherLogs removes streams of other logs: the store belongs to one
+// database, so they are what is left of an earlier one, and they would keep the
+// subjects.
+func (b *Broker) deleteOtherLogs(ctx context.Context, l *link) error {
+	names := l.js.StreamNames(ctx)
+	for name := range names.Name() {
+		if name == b.stream || !strings.HasPrefix(name, streamPrefix) {
+			continue
+		}
+		if err := l.js.DeleteStream(ctx, name); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
+			return err
+		}
+		b.log.Warn("the stream of another database was in the store and is deleted", "stream", name)
+	}
+	return names.Err()
 }
