@@ -68,7 +68,7 @@ CREATE TABLE outbox (
     content_type TEXT NOT NULL DEFAULT 'application/json', -- media type of payload
     payload BLOB NOT NULL, -- the event's body, byte for byte as it was appended
     headers TEXT NOT NULL DEFAULT '{}', -- JSON object of strings: correlation_id, causation_id, traceparent, the application's own
-    created_at INTEGER NOT NULL -- when it was appended, by the writer's clock. Orders nothing
+    created_at INTEGER NOT NULL CONSTRAINT outbox_created_at CHECK (created_at BETWEEN 0 AND 253402300799999999) -- when it was appended, by the writer's clock. Orders nothing
 ) STRICT;
 
 -- Refuses an event that does not follow its aggregate's last one, whoever

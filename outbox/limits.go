@@ -14,7 +14,7 @@ import (
 const (
 	MaxNameBytes        = 128       // AggregateType, Type, ContentType, a header's name
 	MaxAggregateIDBytes = 512       // AggregateID
-	MaxHeaderBytes      = 32 << 10  // all headers as JSON
+	MaxHeaderBytes      = 16 << 10  // all headers as JSON; escaped for the broker they may become three times as long, and it takes 64 KiB
 	MaxEventBytes       = 768 << 10 // payload and headers
 	maxAhead            = time.Hour // how far in the future a supplied id's time may be
 	maxSchemaVersion    = 1_000_000 // anything above is a mistake
