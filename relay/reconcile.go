@@ -262,10 +262,10 @@ func (r *Relay) rebuildFrom(ctx context.Context, firstSeq uint64) (Cursor, error
 	c := Cursor{StreamSeq: firstSeq - 1}
 	query, args := `SELECT pruned_through FROM outlog_meta`, []any(nil)
 	if r.opts.MaxAge > 0 {
-		// created_at has no index; this reads newest first, once per rebuild, and
-		// only as far back as the stream reaches.
-		query = `SELECT coalesce((SELECT position FROM outbox WHERE created_at < ? ORDER BY position DESC LIMIT 1),
-			(SELECT pruned_through FROM outlog_meta))`
+		// created_at has no index; this reads oldest first, once per rebuild. From
+		// the other end, one event written by a wrong clock would hide all before it.
+		query = `SELECT coalesce((SELECT position FROM outbox WHERE created_at >= ? ORDER BY position LIMIT 1) - 1,
+			(SELECT max(position) FROM outbox), (SELECT pruned_through FROM outlog_meta))`
 		args = append(args, r.db.Now().Add(-r.opts.MaxAge).UnixMicro())
 	}
 	err := r.db.Reader().QueryRowContext(ctx, query, args...).Scan(&c.Position)

@@ -21,8 +21,9 @@ type Relay struct {
 
 	// Of the goroutine in Run:
 	token   int64
-	cursor  Cursor // what the stream ends with; runs ahead of the stored one
-	certain bool   // the stream ends at cursor; false after every doubt
+	cursor  Cursor    // what the stream ends with; runs ahead of the stored one
+	certain bool      // the stream ends at cursor; false after every doubt
+	sureAt  time.Time // when that was last seen
 	saver   *saver
 	outage  time.Time // since when the broker is unavailable, zero if it is not
 	failed  int       // tries since then
@@ -108,10 +109,19 @@ func (r *Relay) Run(ctx context.Context) error {
 		case <-ctx.Done():
 		case <-wake:
 		case <-poll.C:
+			// Nothing to publish says nothing about what was: the stream may have
+			// been lost meanwhile.
+			if time.Since(r.sureAt) > recheckPolls*r.opts.Poll {
+				r.certain = false
+			}
 		}
 	}
 	return r.drain(ctx)
 }
+
+// recheckPolls is after how many polls an idle relay looks whether the stream
+// is still there.
+const recheckPolls = 5
 
 // step retries a parked event if one is due, and publishes one window. It
 // returns how many events it got further with.
@@ -148,7 +158,7 @@ func (r *Relay) sure(ctx context.Context) error {
 		r.doubt()
 		return err
 	}
-	r.certain = true
+	r.certain, r.sureAt = true, time.Now()
 	return nil
 }
 
@@ -225,7 +235,9 @@ func (r *Relay) append(ctx context.Context, events []entry) (int, error) {
 		prev = events[i].Position
 	}
 	n, err := r.pub.Append(ctx, r.cursor.StreamSeq, msgs)
-	r.certain = err == nil
+	if r.certain = err == nil; r.certain {
+		r.sureAt = time.Now()
+	}
 	if ctx.Err() != nil {
 		r.doubt() // a stop is nobody's failure
 	} else {

@@ -284,7 +284,11 @@ func TestRebuildHonoursMaxAge(t *testing.T) {
 	now = now.Add(-2 * time.Hour)
 	r.append(4)
 	now = now.Add(2 * time.Hour)
-	r.append(3)
+	r.append(1)
+	now = now.Add(-24 * time.Hour) // one event by a wrong clock
+	r.append(1)
+	now = now.Add(24 * time.Hour)
+	r.append(1)
 	r.startBroker()
 	defer r.stop()
 	r.relay(r.broker.Publisher(), relay.Options{MaxAge: time.Hour})
