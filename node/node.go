@@ -20,6 +20,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"outlog/broker"
 	"outlog/consumer"
@@ -44,6 +45,8 @@ type Node struct {
 	running   bool
 	stopped   chan struct{} // closed when Run has returned
 	cancel    context.CancelFunc
+	stuck     atomic.Bool // a handler did not return: the database cannot be closed
+	closed    sync.Once
 }
 
 var (
@@ -149,6 +152,9 @@ func (n *Node) Handle(o consumer.Options) error {
 	if o.Logger == nil {
 		o.Logger = n.opts.Logger
 	}
+	if o.DrainTimeout == 0 {
+		o.DrainTimeout = n.opts.DrainTimeout
+	}
 	if o.Failpoint == nil {
 		o.Failpoint = n.opts.Failpoint
 	}
@@ -204,6 +210,8 @@ func (n *Node) WaitApplied(ctx context.Context, name string, position int64) err
 func (n *Node) Announce(httpAddress string) error { return n.lock.SetAddress(httpAddress) }
 
 // Close stops Run if it runs, closes the database and gives the ownership up.
+// Further calls do nothing. It returns consumer.ErrStuck when Run left a handler
+// behind.
 func (n *Node) Close() error {
 	n.mu.Lock()
 	cancel := n.cancel
@@ -215,5 +223,10 @@ func (n *Node) Close() error {
 	for _, s := range n.sources {
 		s.Close()
 	}
-	return errors.Join(n.db.Close(), n.lock.Release())
+	if n.stuck.Load() {
+		return fmt.Errorf("close: %w; it holds the database, which stays open and owned until the process ends", consumer.ErrStuck)
+	}
+	var err error
+	n.closed.Do(func() { err = errors.Join(n.db.Close(), n.lock.Release()) })
+	return err
 }

@@ -14,6 +14,7 @@ import (
 
 	"outlog/consumer"
 	"outlog/node"
+	"outlog/relay"
 	"outlog/store"
 )
 
@@ -72,5 +73,124 @@ func TestOrdersGoOnWithoutBroker(t *testing.T) {
 	waitApplied(t, n, "a", appendOne(t, n, "1", "Placed", 1).Position)
 	require.NoError(t, os.Remove(file))
 	eventuallyReady(t, n)
+	requireStreamAgrees(t, n)
+}
+
+// TestStuckHandlerDoesNotHoldUpTheStop: a handler that never returns is named,
+// and Run and Close end within the drain time with an error.
+func TestStuckHandlerDoesNotHoldUpTheStop(t *testing.T) {
+	release := make(chan struct{})
+	defer close(release)
+	entered := make(chan struct{})
+	o := recorder("a", "Placed")
+	o.Routes = []consumer.Route{consumer.Apply("Placed", func(context.Context, *store.Tx, consumer.Event[placed]) error {
+		close(entered)
+		<-release
+		return nil
+	})}
+	n, err := node.Open(t.Context(), node.Options{Dir: t.TempDir(), DrainTimeout: 50 * time.Millisecond})
+	require.NoError(t, err)
+	require.NoError(t, n.Handle(o))
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- n.Run(ctx) }()
+	a := appendOne(t, n, "1", "Placed", 1)
+	<-entered
+	cancel()
+	err = <-done
+	require.ErrorIs(t, err, consumer.ErrStuck)
+	require.ErrorContains(t, err, a.ID)
+	require.ErrorIs(t, n.Close(), consumer.ErrStuck)
+}
+
+// verifyStream runs a node on dir until ready says so, stops it, and compares
+// the stream with the log without relay or consumers.
+func verifyStream(t *testing.T, dir string) (ok bool, detail string) {
+	t.Helper()
+	n, err := node.Open(t.Context(), node.Options{Dir: dir})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- n.Broker().Run(ctx) }()
+	require.NoError(t, n.Broker().WaitUp(ctx))
+	r, err := n.VerifyStream(ctx)
+	require.NoError(t, err)
+	cancel()
+	require.NoError(t, <-done)
+	require.NoError(t, n.Close())
+	return r.OK, r.Detail
+}
+
+// filled makes a directory with five events, applied and published.
+func filled(t *testing.T) string {
+	dir := t.TempDir()
+	n, stop := start(t, node.Options{Dir: dir}, recorder("a", "Placed"))
+	for i := range 5 {
+		appendOne(t, n, "1", "Placed", i)
+	}
+	requireStreamAgrees(t, n)
+	stop()
+	return dir
+}
+
+// TestVerifyStreamFindsALostTail: the stream has lost what the log published.
+func TestVerifyStreamFindsALostTail(t *testing.T) {
+	dir := filled(t)
+	ok, detail := verifyStream(t, dir)
+	require.True(t, ok, detail)
+	blocks, err := filepath.Glob(filepath.Join(dir, "jetstream", "jetstream", "*", "streams", "*", "msgs", "*.blk"))
+	require.NoError(t, err)
+	require.NotEmpty(t, blocks)
+	for _, b := range blocks {
+		require.NoError(t, os.Truncate(b, 0))
+	}
+	ok, detail = verifyStream(t, dir)
+	require.False(t, ok)
+	require.Contains(t, detail, "has published through 5")
+}
+
+// TestVerifyStreamFindsALostLog: an older copy of the database lies beside a
+// newer stream.
+func TestVerifyStreamFindsALostLog(t *testing.T) {
+	dir := filled(t)
+	older := filepath.Join(t.TempDir(), "older.db")
+	n, stop := start(t, node.Options{Dir: dir}, recorder("a", "Placed"))
+	require.NoError(t, n.Store().Backup(t.Context(), older))
+	appendOne(t, n, "1", "Placed", 6)
+	requireStreamAgrees(t, n)
+	stop()
+	copied, err := os.ReadFile(older)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(node.DatabasePath(dir), copied, 0o600))
+	ok, detail := verifyStream(t, dir)
+	require.False(t, ok)
+	require.Contains(t, detail, "which the log does not have")
+	n, _ = start(t, node.Options{Dir: dir}, recorder("a", "Placed")) // and the next start rebuilds it
+	appendOne(t, n, "1", "Placed", 7)
+	requireStreamAgrees(t, n)
+}
+
+// TestNewDatabaseBesideOldStream: what is left of another database's stream
+// does not keep the new one from publishing.
+func TestNewDatabaseBesideOldStream(t *testing.T) {
+	dir := filled(t)
+	for _, suffix := range []string{"", "-wal", "-shm"} {
+		if err := os.Remove(node.DatabasePath(dir) + suffix); err != nil {
+			require.ErrorIs(t, err, os.ErrNotExist)
+		}
+	}
+	n, _ := start(t, node.Options{Dir: dir}, recorder("a", "Placed"))
+	waitApplied(t, n, "a", appendOne(t, n, "1", "Placed", 1).Position)
+	requireStreamAgrees(t, n)
+}
+
+// TestLostStreamIsNoticedWithoutAppends deletes the stream under an idle node.
+func TestLostStreamIsNoticedWithoutAppends(t *testing.T) {
+	dir := t.TempDir()
+	n, _ := start(t, node.Options{Dir: dir, Relay: relay.Options{Poll: 10 * time.Millisecond}}, recorder("a", "Placed"))
+	waitApplied(t, n, "a", appendOne(t, n, "1", "Placed", 1).Position)
+	requireStreamAgrees(t, n)
+	require.NoError(t, n.Broker().Publisher().Recreate(t.Context(), 1))
+	require.Eventually(t, func() bool { return n.Status().Relay.Reconciled > 0 }, 20*time.Second, 5*time.Millisecond)
 	requireStreamAgrees(t, n)
 }

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -12,8 +13,10 @@ import (
 
 // Run moves events until ctx ends, then stops in order and returns nil. It
 // returns early with an error that no waiting can mend: another owner has
-// taken over, a consumer's options do not fit its past, or the broker hangs.
-// Broker and database outages are not errors.
+// taken over, the database file was replaced, a consumer's options do not fit
+// its past, the broker hangs, or a handler does not return within the drain
+// time (consumer.ErrStuck: the process must end). Broker and database outages
+// are not errors.
 func (n *Node) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -27,9 +30,11 @@ func (n *Node) Run(ctx context.Context) error {
 	defer close(n.stopped)
 
 	// Each stage has its own context, so that they can end one after the other.
+	var failed failures
 	fail := func(what string, err error) {
 		if err != nil {
-			cancel(fmt.Errorf("%s: %w", what, err))
+			failed.add(fmt.Errorf("%s: %w", what, err))
+			cancel(err)
 		}
 	}
 	watch := newStage(ctx)
@@ -57,10 +62,27 @@ func (n *Node) Run(ctx context.Context) error {
 			n.opts.Logger.Warn("slow stop", "part", s.name, "took", took.Round(time.Millisecond))
 		}
 	}
-	if err := context.Cause(ctx); err != nil && err != context.Canceled && err != context.DeadlineExceeded {
-		return err
-	}
-	return nil
+	err := failed.join()
+	n.stuck.Store(errors.Is(err, consumer.ErrStuck))
+	return err
+}
+
+// failures gathers what the stages return, also while they stop.
+type failures struct {
+	mu   sync.Mutex
+	errs []error
+}
+
+func (f *failures) add(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.errs = append(f.errs, err)
+}
+
+func (f *failures) join() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return errors.Join(f.errs...)
 }
 
 // stage is a group of goroutines that end together, whatever happens to the

@@ -23,9 +23,18 @@ func (n *Node) VerifyStream(ctx context.Context) (store.Result, error) {
 		r.OK, r.Detail = true, "the node has no broker"
 		return r, nil
 	}
-	tail, err := n.tail(ctx)
+	// In this order: the stream is never behind what the relay had stored before.
+	var stored uint64
+	if err := n.db.Reader().QueryRowContext(ctx, `SELECT stream_seq FROM outlog_relay WHERE name = 'main'`).Scan(&stored); err != nil {
+		return r, err
+	}
+	tail, err := n.broker.Tail(ctx)
 	if err != nil {
 		return r, err
+	}
+	if tail.LastSeq < stored {
+		r.Detail = fmt.Sprintf("the stream ends at sequence %d, the log has published through %d", tail.LastSeq, stored)
+		return r, nil
 	}
 	expected, err := n.published(ctx, tail)
 	if err != nil {
@@ -43,8 +52,8 @@ func (n *Node) VerifyStream(ctx context.Context) (store.Result, error) {
 			return err
 		case !ok && seq <= expected.through:
 			return mismatch("the stream holds %q at sequence %d, the log has nothing there", m.Record.EventID, seq)
-		case !ok:
-			return nil // published after the cursor was stored
+		case !ok: // published after the cursor was stored
+			return n.inLog(ctx, seq, m)
 		case want.seq != seq:
 			return mismatch("the event at position %d is not on the stream at sequence %d", want.position, want.seq)
 		case m.LogID != n.log.ID() || m.Record.EventID != want.eventID:
@@ -74,10 +83,16 @@ func mismatch(format string, args ...any) error {
 	return &mismatchError{fmt.Errorf(format, args...)}
 }
 
-// tail reads where the stream ends. The relay's publisher serves one goroutine,
-// so this takes one of its own.
-func (n *Node) tail(ctx context.Context) (relay.Tail, error) {
-	return n.broker.Publisher().Tail(ctx)
+// inLog makes sure that a message is an event of the log at its position, or
+// one that was pruned.
+func (n *Node) inLog(ctx context.Context, seq uint64, m relay.Message) error {
+	var known bool
+	err := n.db.Reader().QueryRowContext(ctx, `SELECT EXISTS (SELECT 1 FROM outbox WHERE position = ?1 AND event_id = ?2)
+		OR ?1 <= (SELECT pruned_through FROM outlog_meta)`, m.Record.Position, m.Record.EventID).Scan(&known)
+	if err == nil && (!known || m.LogID != n.log.ID()) {
+		err = mismatch("the stream holds %q at sequence %d, which the log does not have: the log has lost it, or another writer was here", m.Record.EventID, seq)
+	}
+	return err
 }
 
 // published iterates over the events that should be on the stream: those in
