@@ -79,7 +79,7 @@ func (c *serveCmd) serve(ctx context.Context, n *node.Node, log *slog.Logger, ou
 	}
 	address := reachable(ln.Addr())
 	if err := n.Announce(address); err != nil {
-		return errors.Join(err, ln.Close())
+		log.Warn("other commands cannot find this server", "error", err)
 	}
 	requests, stopRequests := context.WithCancel(ctx)
 	defer stopRequests()
@@ -90,13 +90,14 @@ func (c *serveCmd) serve(ctx context.Context, n *node.Node, log *slog.Logger, ou
 		moved <- n.Run(moving)
 		stopRequests() // it only ends early with an error
 	}()
-	if err := writeJSON(out.Out, readyDocument{readyEvent, address, c.Dir}); err != nil {
+	announced := writeJSON(out.Out, readyDocument{readyEvent, address, c.Dir})
+	if announced != nil {
 		stopRequests() // nobody learns the address
-		log.Error("stdout is closed", "error", err)
+		announced = fmt.Errorf("say on stdout that the service is ready: %w", announced)
 	}
 	served := web.Serve(requests, ln, handler, c.DrainTimeout)
 	stopMoving()
-	return errors.Join(served, <-moved)
+	return errors.Join(announced, served, <-moved)
 }
 
 // handler answers for the order service, for health, and for verify.

@@ -12,6 +12,7 @@ import (
 func untilSignal() (context.Context, func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	signals := make(chan os.Signal, 2)
+	signal.Ignore(syscall.SIGPIPE) // a log reader that ends must not end the service
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
 	done := make(chan struct{})
 	go func() {

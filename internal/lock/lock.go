@@ -63,9 +63,9 @@ func acquire(ctx context.Context, dbPath string, every time.Duration) (*Lock, er
 	if err != nil {
 		return nil, fmt.Errorf("lock %s: %w", dbPath, errors.Join(err, l.file.Close()))
 	}
-	if err := writeOwner(l.path, l.owner); err != nil {
-		return nil, errors.Join(err, l.file.Close())
-	}
+	// The lock is the ownership. A full disk must not keep an owner from starting
+	// only because it cannot say who it is.
+	_ = writeOwner(l.path, l.owner)
 	return l, nil
 }
 
