@@ -245,12 +245,12 @@ func TestClockStepsBack(t *testing.T) {
 			return nil
 		}))
 		o.Poll = time.Second
-		c, stop := r.run(down{}, o)
+		_, stop := r.run(down{}, o)
 		time.Sleep(time.Second)
 		r.eventually("retrying", `SELECT state FROM outlog_parked`)
 		stop() // its timer is the one thing that remembers the old time
 		back.Store(int64(10 * time.Hour))
-		c, _ = r.run(down{}, o)
+		c, _ := r.run(down{}, o)
 		time.Sleep(2 * time.Second)
 		require.NoError(t, r.wait(c, last))
 	})
