@@ -17,14 +17,21 @@
 //
 // # Invariants, each with its guard
 //
-//  1. The cursor is past an event only if it is applied, parked, or of a type
-//     without a route (check "consumers agree").
+//  1. The cursor is past an event only if it is applied, parked, discarded, left
+//     out by a reset, or of a type without a route (check "consumers agree").
 //  2. An event with an inbox row is never handled again (TestRedeliveryIsNotASecondEffect).
 //  3. While an event is parked, no later event of its aggregate is handled
-//     (TestParkedAggregateWaitsInOrder).
+//     (TestParkedAggregateWaitsInOrder, TestMixedRoutesKeepOrder).
 //  4. A batch commits only if the consumer's row is unchanged
-//     (TestTwoInstancesApplyOnce).
-//  5. Only deliveries that are finished are acked (TestCrash in internal/cli).
+//     (TestTwoInstancesApplyOnce, TestStaleBatchIsNotApplied).
+//  5. Only deliveries that are finished are acked (TestAckComesAfterCommit).
+//  6. Only a handler that failed counts as an attempt: no outage, no trouble of
+//     the database, no stop, no crash (TestOutageInTheMiddleOfABatch,
+//     TestDatabaseTroubleIsNoAttemptWhateverTheHandlerSays, TestStopCountsNoAttempt).
+//  7. A row in state running has an effect under way, or is made due within
+//     Options.Poll (TestCommitThatReportsAnErrorLeavesNothingRunning).
+//
+// TestModel plays random histories against a model of all of them.
 //
 // Start reading at batch.go; park.go is what happens to failures.
 package consumer
