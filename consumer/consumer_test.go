@@ -327,11 +327,11 @@ func TestMorePoisonThanABatchHolds(t *testing.T) {
 	o := options("c", failing("c", func(e consumer.Event[string]) error {
 		if strings.HasPrefix(e.AggregateID, "bad") {
 			calls.Add(1)
-			return errors.New("poison")
+			return consumer.RetryAfter(time.Hour, errors.New("poison"))
 		}
 		return nil
 	}))
-	o.BatchRows, o.BackoffMin, o.BackoffMax = 8, time.Hour, time.Hour
+	o.BatchRows = 8
 	c, stop := r.run(down{}, o)
 	require.NoError(t, r.wait(c, last))
 	stop()

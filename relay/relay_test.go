@@ -306,8 +306,10 @@ func TestFenced(t *testing.T) {
 	taken := &takeover{Publisher: r.broker.Publisher(), then: func() { r.exec(`UPDATE outlog_relay SET token = token + 1`) }}
 	re, err := relay.New(r.db, r.log, taken, relay.Options{})
 	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // without the fence it would go on for ever
+	defer cancel()
 	done := make(chan error, 1)
-	go func() { done <- re.Run(t.Context()) }()
+	go func() { done <- re.Run(ctx) }()
 	require.Eventually(t, func() bool { return re.Status().Position == 10 }, 10*time.Second, time.Millisecond)
 	r.append(1) // whatever it does next, it finds out
 	require.ErrorIs(t, <-done, relay.ErrFenced)
