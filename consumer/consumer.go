@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"outlog/internal/attempt"
 	"outlog/outbox"
 	"outlog/store"
 )
@@ -179,7 +180,7 @@ func (c *Consumer) fetch(ctx context.Context, deliveries chan<- []Delivery, down
 			if failures++; failures == 1 {
 				say(true)
 			}
-			c.sleep(ctx, jitter(10*time.Millisecond, time.Second, failures))
+			c.sleep(ctx, attempt.Jitter(10*time.Millisecond, time.Second, failures))
 			continue
 		}
 		if failures > 0 {
@@ -488,7 +489,7 @@ func (c *Consumer) inTrouble(err error) time.Duration {
 		c.opts.Logger.Warn("consumer is held up by the database", "consumer", c.opts.Name, "position", c.state.position, "error", err)
 	}
 	c.status.LastError = err.Error()
-	return jitter(5*time.Millisecond, time.Second, c.failures) + time.Millisecond
+	return attempt.Jitter(5*time.Millisecond, time.Second, c.failures) + time.Millisecond
 }
 
 // recovered publishes what a batch did and ends a spell of trouble.

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"outlog/internal/attempt"
 	"outlog/outbox"
 	"outlog/store"
 )
@@ -183,7 +184,7 @@ func (x *effects) finish(e *effect, f *failure) {
 			return
 		}
 		x.c.opts.Logger.Warn("result of an external effect not stored, trying again", "consumer", x.c.opts.Name, "event", e.EventID, "error", err)
-		x.c.sleep(x.ctx, jitter(10*time.Millisecond, time.Second, failures)+time.Millisecond)
+		x.c.sleep(x.ctx, attempt.Jitter(10*time.Millisecond, time.Second, failures)+time.Millisecond)
 	}
 }
 
@@ -200,7 +201,7 @@ func (c *Consumer) storeResult(ctx context.Context, e *effect, f *failure) error
 		case f != nil && f.counts():
 			return c.recordFailure(ctx, tx, now, &e.item, f)
 		case f != nil:
-			return makeDue(ctx, tx, c.opts.Name, e.EventID, now, shorten(f.text))
+			return makeDue(ctx, tx, c.opts.Name, e.EventID, now, attempt.Shorten(f.text))
 		}
 		if _, err := tx.ExecContext(ctx, insertInbox, c.opts.Name, e.EventID, e.Position, now.UnixMicro()); err != nil {
 			return err

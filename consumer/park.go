@@ -2,10 +2,9 @@ package consumer
 
 import (
 	"context"
-	"math/rand/v2"
-	"strings"
 	"time"
 
+	"outlog/internal/attempt"
 	"outlog/outbox"
 	"outlog/store"
 )
@@ -22,8 +21,6 @@ import (
 //
 // With OnDead Skip a dead event blocks nobody.
 
-const maxErrorBytes = 8 << 10
-
 // insertParked parks an event, unless it is parked already.
 func insertParked(ctx context.Context, tx *store.Tx, consumer string, r *outbox.Record, state string, now time.Time, reason string) error {
 	_, err := tx.ExecContext(ctx, `INSERT INTO outlog_parked (consumer, event_id, position, aggregate_type, aggregate_id, state,
@@ -37,23 +34,23 @@ func (c *Consumer) recordFailure(ctx context.Context, tx *store.Tx, now time.Tim
 	o := &c.opts
 	n := it.attempts + 1
 	v := o.judge(f, n)
-	log := o.Logger.With("consumer", o.Name, "event", it.EventID, "type", it.Type, "position", it.Position, "attempt", n, "error", firstLine(f.text))
+	log := o.Logger.With("consumer", o.Name, "event", it.EventID, "type", it.Type, "position", it.Position, "attempt", n, "error", attempt.FirstLine(f.text))
 	if v.state == "dead" {
 		log.Error("event is dead")
 	} else {
 		log.Warn("event failed and is parked", "next_in", v.delay.Round(time.Millisecond))
 	}
-	text := shorten(f.text)
+	text := attempt.Shorten(f.text)
 	if _, err := tx.ExecContext(ctx, `INSERT INTO outlog_parked (consumer, event_id, position, aggregate_type, aggregate_id, state,
 			attempts, next_attempt_at, delay_us, last_error, fingerprint, failed_at, parked_at) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?12)
 		ON CONFLICT (consumer, event_id) DO UPDATE SET state = excluded.state, attempts = excluded.attempts, next_attempt_at = excluded.next_attempt_at,
 			delay_us = excluded.delay_us, last_error = excluded.last_error, fingerprint = excluded.fingerprint, failed_at = excluded.failed_at`,
 		o.Name, it.EventID, it.Position, it.AggregateType, it.AggregateID, v.state, n,
-		now.Add(v.delay).UnixMicro(), v.delay.Microseconds(), text, fingerprint(text), now.UnixMicro()); err != nil {
+		now.Add(v.delay).UnixMicro(), v.delay.Microseconds(), text, attempt.Fingerprint(text), now.UnixMicro()); err != nil {
 		return err
 	}
 	if _, err := tx.ExecContext(ctx, `INSERT INTO outlog_attempts (consumer, event_id, position, attempt, outcome, error, stack, at)
-		VALUES (?, ?, ?, ?, 'failed', ?, ?, ?)`, o.Name, it.EventID, it.Position, n, text, shorten(f.stack), now.UnixMicro()); err != nil {
+		VALUES (?, ?, ?, ?, 'failed', ?, ?, ?)`, o.Name, it.EventID, it.Position, n, text, attempt.Shorten(f.stack), now.UnixMicro()); err != nil {
 		return err
 	}
 	if v.state == "dead" && o.OnDead == Skip {
@@ -197,27 +194,4 @@ func nextDue(ctx context.Context, q rowQuerier, consumer string) (time.Time, err
 		return time.Time{}, err
 	}
 	return time.UnixMicro(at), nil
-}
-
-// jitter is the delay after the n-th failed attempt: anything up to a bound
-// that doubles from low to top, so that events that failed together do not
-// come back together.
-func jitter(low, top time.Duration, n int) time.Duration {
-	bound := top
-	if doublings := n - 1; doublings < 63 && low <= top>>doublings {
-		bound = low << doublings
-	}
-	return time.Duration(rand.Int64N(int64(bound) + 1))
-}
-
-func shorten(s string) string {
-	if len(s) > maxErrorBytes {
-		s = s[:maxErrorBytes]
-	}
-	return strings.ToValidUTF8(s, "\uFFFD")
-}
-
-func firstLine(s string) string {
-	line, _, _ := strings.Cut(s, "\n")
-	return line
 }

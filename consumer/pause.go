@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"outlog/internal/attempt"
 	"outlog/outbox"
 )
 
@@ -47,7 +48,7 @@ func (p *pauser) left() time.Duration {
 func (p *pauser) outage(f *failure) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.begin("outage: "+firstLine(f.text), pauseMax)
+	p.begin("outage: "+attempt.FirstLine(f.text), pauseMax)
 }
 
 func (p *pauser) begin(reason string, top time.Duration) {
@@ -55,7 +56,7 @@ func (p *pauser) begin(reason string, top time.Duration) {
 		return // the same spell, reported by a handler that ran beside the first
 	}
 	p.times++
-	d := pauseMin + jitter(pauseMin, top-pauseMin, p.times)
+	d := pauseMin + attempt.Jitter(pauseMin, top-pauseMin, p.times)
 	p.until = time.Now().Add(d)
 	p.reason = reason
 	if p.since.IsZero() {

@@ -1,14 +1,12 @@
 package consumer
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"regexp"
 	"runtime/debug"
 	"time"
 
+	"outlog/internal/attempt"
 	"outlog/store"
 )
 
@@ -120,7 +118,7 @@ func (o *Options) judge(f *failure, n int) verdict {
 	case f.kind == kindRetryAfter:
 		return verdict{state: "retrying", delay: f.delay}
 	}
-	return verdict{state: "retrying", delay: jitter(o.BackoffMin, o.BackoffMax, n)}
+	return verdict{state: "retrying", delay: attempt.Jitter(o.BackoffMin, o.BackoffMax, n)}
 }
 
 // maxDelay bounds what a handler can ask for.
@@ -134,13 +132,4 @@ func blamed(err error) *failure {
 		return nil
 	}
 	return f
-}
-
-var variable = regexp.MustCompile(`"[^"]*"|'[^']*'|0x[0-9a-fA-F]+|[0-9A-Za-z-]*[0-9][0-9A-Za-z-]*`)
-
-// fingerprint groups errors that differ only in numbers, ids and quoted text:
-// 12 hexadecimal digits.
-func fingerprint(err string) string {
-	sum := sha256.Sum256([]byte(variable.ReplaceAllString(firstLine(err), "*")))
-	return hex.EncodeToString(sum[:6])
 }

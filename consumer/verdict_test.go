@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"outlog/internal/attempt"
 	"outlog/store"
 )
 
@@ -75,7 +76,7 @@ func TestJitterIsFull(t *testing.T) {
 	} {
 		var least, most time.Duration = tc.bound, 0
 		for range 2000 {
-			d := jitter(tc.low, tc.top, tc.n)
+			d := attempt.Jitter(tc.low, tc.top, tc.n)
 			require.GreaterOrEqual(t, d, time.Duration(0))
 			require.LessOrEqual(t, d, tc.bound)
 			least, most = min(least, d), max(most, d)
@@ -86,14 +87,14 @@ func TestJitterIsFull(t *testing.T) {
 }
 
 func TestFingerprintGroupsErrors(t *testing.T) {
-	same := fingerprint(`order 01JABCDEF0 of "anna" failed after 3 tries at 0xc000123`)
-	require.Equal(t, same, fingerprint(`order 01JXYZ9990 of "bert" failed after 12 tries at 0xc000999`+"\nstack"))
-	require.NotEqual(t, same, fingerprint(`order 01JABCDEF0 of "anna" was lost after 3 tries at 0xc000123`))
+	same := attempt.Fingerprint(`order 01JABCDEF0 of "anna" failed after 3 tries at 0xc000123`)
+	require.Equal(t, same, attempt.Fingerprint(`order 01JXYZ9990 of "bert" failed after 12 tries at 0xc000999`+"\nstack"))
+	require.NotEqual(t, same, attempt.Fingerprint(`order 01JABCDEF0 of "anna" was lost after 3 tries at 0xc000123`))
 	require.Len(t, same, 12)
 }
 
 func TestShortenKeepsValidText(t *testing.T) {
-	s := shorten(strings.Repeat("é", maxErrorBytes))
-	require.LessOrEqual(t, len(s), maxErrorBytes+3)
-	require.Equal(t, "a\uFFFDb", shorten("a\xffb"))
+	s := attempt.Shorten(strings.Repeat("é", attempt.MaxErrorBytes))
+	require.LessOrEqual(t, len(s), attempt.MaxErrorBytes+3)
+	require.Equal(t, "a\uFFFDb", attempt.Shorten("a\xffb"))
 }

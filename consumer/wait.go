@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"outlog/internal/attempt"
 	"time"
 )
 
@@ -58,5 +59,5 @@ func (c *Consumer) isApplied(ctx context.Context, position int64) (bool, error) 
 	case head == "running" || head == "retrying" && attempts == 0:
 		return false, nil // on its way
 	}
-	return false, fmt.Errorf("%w: position %d is %s at consumer %s: %s", ErrParked, position, state, c.opts.Name, firstLine(reason))
+	return false, fmt.Errorf("%w: position %d is %s at consumer %s: %s", ErrParked, position, state, c.opts.Name, attempt.FirstLine(reason))
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"outlog/internal/attempt"
 	"outlog/outbox"
 	"outlog/store"
 )
@@ -126,7 +127,7 @@ func insertParked(ctx context.Context, tx *store.Tx, e *outbox.Record, state str
 	now := tx.Now()
 	_, err := tx.ExecContext(ctx, `INSERT INTO outlog_parked (consumer, event_id, position, aggregate_type, aggregate_id, state,
 			next_attempt_at, delay_us, last_error, parked_at) VALUES ('relay', ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING`,
-		e.EventID, e.Position, e.AggregateType, e.AggregateID, state, now.Add(delay).UnixMicro(), delay.Microseconds(), shorten(reason), now.UnixMicro())
+		e.EventID, e.Position, e.AggregateType, e.AggregateID, state, now.Add(delay).UnixMicro(), delay.Microseconds(), attempt.Shorten(reason), now.UnixMicro())
 	return err
 }
 

@@ -2,16 +2,12 @@ package relay
 
 import (
 	"context"
-	"crypto/sha256"
 	"database/sql"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"regexp"
-	"strings"
 	"time"
 
+	"outlog/internal/attempt"
 	"outlog/outbox"
 	"outlog/store"
 )
@@ -141,7 +137,7 @@ func (r *Relay) parkStuck(ctx context.Context, entries []entry) (parked bool, er
 	r.stuck = stuck{}
 	r.opts.Logger.Warn("event is not stored and is parked, to see whether others are", "event", e.EventID, "type", e.Type,
 		"position", e.Position, "error", cause)
-	delay := jitter(r.opts.RetryMin, r.opts.RetryMax, 1)
+	delay := attempt.Jitter(r.opts.RetryMin, r.opts.RetryMax, 1)
 	r.lookWithin(delay)
 	return true, r.park(ctx, []outbox.Record{e}, "delayed", delay, cause.Error())
 }
@@ -149,14 +145,14 @@ func (r *Relay) parkStuck(ctx context.Context, entries []entry) (parked bool, er
 // postpone keeps a parked event that failed, but whose fault that may not be,
 // from being sent again at once.
 func (r *Relay) postpone(ctx context.Context, e *outbox.Record, cause error) error {
-	delay := jitter(r.opts.RetryMin, r.opts.RetryMax, r.unproved)
+	delay := attempt.Jitter(r.opts.RetryMin, r.opts.RetryMax, r.unproved)
 	return r.db.Update(ctx, func(tx *store.Tx) error {
 		if err := r.guard(ctx, tx); err != nil {
 			return err
 		}
 		_, err := tx.ExecContext(ctx, `UPDATE outlog_parked SET state = CASE state WHEN 'blocked' THEN 'delayed' ELSE state END,
 				next_attempt_at = ?, delay_us = ?, last_error = ? WHERE consumer = 'relay' AND event_id = ? AND state <> 'dead'`,
-			tx.Now().Add(delay).UnixMicro(), delay.Microseconds(), shorten(cause.Error()), e.EventID)
+			tx.Now().Add(delay).UnixMicro(), delay.Microseconds(), attempt.Shorten(cause.Error()), e.EventID)
 		return err
 	})
 }
@@ -168,45 +164,45 @@ func (r *Relay) countRefusal(ctx context.Context, e *outbox.Record, cause error,
 	if refused, ok := errors.AsType[*RefusedError](cause); ok {
 		text = fmt.Sprintf("refused (code %d): %s", refused.Code, refused.Reason)
 	}
-	text = shorten(text)
-	var attempt int
+	text = attempt.Shorten(text)
+	var n int
 	var state string
 	var delay time.Duration
 	err := r.db.Update(ctx, func(tx *store.Tx) error {
 		if err := r.guard(ctx, tx); err != nil {
 			return err
 		}
-		attempt = 0
+		n = 0
 		if !parked {
 			if err := insertParked(ctx, tx, e, "retrying", 0, ""); err != nil {
 				return err
 			}
 		}
-		err := tx.QueryRowContext(ctx, `SELECT attempts + 1 FROM outlog_parked WHERE consumer = 'relay' AND event_id = ?`, e.EventID).Scan(&attempt)
+		err := tx.QueryRowContext(ctx, `SELECT attempts + 1 FROM outlog_parked WHERE consumer = 'relay' AND event_id = ?`, e.EventID).Scan(&n)
 		if errors.Is(err, sql.ErrNoRows) {
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		state, delay = "retrying", jitter(r.opts.RetryMin, r.opts.RetryMax, attempt)
-		if attempt >= r.opts.MaxAttempts {
+		state, delay = "retrying", attempt.Jitter(r.opts.RetryMin, r.opts.RetryMax, n)
+		if n >= r.opts.MaxAttempts {
 			state, delay = "dead", 0
 		}
 		now := tx.Now()
 		if _, err := tx.ExecContext(ctx, `UPDATE outlog_parked SET state = ?, attempts = ?, next_attempt_at = ?, delay_us = ?,
 				last_error = ?, fingerprint = ?, failed_at = ? WHERE consumer = 'relay' AND event_id = ?`,
-			state, attempt, now.Add(delay).UnixMicro(), delay.Microseconds(), text, fingerprint(text), now.UnixMicro(), e.EventID); err != nil {
+			state, n, now.Add(delay).UnixMicro(), delay.Microseconds(), text, attempt.Fingerprint(text), now.UnixMicro(), e.EventID); err != nil {
 			return err
 		}
 		_, err = tx.ExecContext(ctx, `INSERT INTO outlog_attempts (consumer, event_id, position, attempt, outcome, error, at)
-			VALUES ('relay', ?, ?, ?, 'failed', ?, ?)`, e.EventID, e.Position, attempt, text, now.UnixMicro())
+			VALUES ('relay', ?, ?, ?, 'failed', ?, ?)`, e.EventID, e.Position, n, text, now.UnixMicro())
 		return err
 	})
 	if err != nil {
 		return fmt.Errorf("park the event at position %d: %w", e.Position, err)
 	}
-	if attempt == 0 {
+	if n == 0 {
 		return nil
 	}
 	r.lookWithin(delay)
@@ -216,40 +212,11 @@ func (r *Relay) countRefusal(ctx context.Context, e *outbox.Record, cause error,
 			s.Parked++
 		}
 	})
-	log := r.opts.Logger.With("event", e.EventID, "type", e.Type, "position", e.Position, "attempt", attempt, "error", text)
+	log := r.opts.Logger.With("event", e.EventID, "type", e.Type, "position", e.Position, "attempt", n, "error", text)
 	if state == "dead" {
 		log.Error("event cannot be published and is dead")
 	} else {
 		log.Warn("event is refused by the broker and parked", "next_in", delay.Round(time.Millisecond))
 	}
 	return nil
-}
-
-// jitter is the delay after the n-th failed attempt: anything up to a bound
-// that doubles from low to top.
-func jitter(low, top time.Duration, n int) time.Duration {
-	bound := top
-	if n < 32 && low<<(n-1) > 0 {
-		bound = min(top, low<<(n-1))
-	}
-	return time.Duration(rand.Int64N(int64(bound) + 1))
-}
-
-const maxErrorBytes = 8 << 10
-
-func shorten(s string) string {
-	if len(s) > maxErrorBytes {
-		s = s[:maxErrorBytes]
-	}
-	return strings.ToValidUTF8(s, "\uFFFD")
-}
-
-var variable = regexp.MustCompile(`"[^"]*"|'[^']*'|0x[0-9a-fA-F]+|[0-9A-Za-z-]*[0-9][0-9A-Za-z-]*`)
-
-// fingerprint groups errors that differ only in numbers, ids and quoted text,
-// as package consumer does.
-func fingerprint(err string) string {
-	line, _, _ := strings.Cut(err, "\n")
-	sum := sha256.Sum256([]byte(variable.ReplaceAllString(line, "*")))
-	return hex.EncodeToString(sum[:6])
 }

@@ -6,9 +6,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
+	"outlog/internal/attempt"
 	"outlog/outbox"
 	"outlog/store"
 )
@@ -42,7 +42,7 @@ func ListDead(ctx context.Context, db *store.DB, consumer string, limit int) ([]
 		var at int64
 		err := rows.Scan(&d.Consumer, &d.EventID, &d.Type, &d.AggregateType, &d.AggregateID, &d.AggregateVersion, &d.Position,
 			&d.Attempts, &d.Error, &d.Fingerprint, &at, &d.Waiting)
-		d.Error, d.FailedAt = firstLine(d.Error), instant(at)
+		d.Error, d.FailedAt = attempt.FirstLine(d.Error), instant(at)
 		return err
 	}, `SELECT k.consumer, k.event_id, coalesce(o.type, ''), k.aggregate_type, k.aggregate_id, coalesce(o.aggregate_version, 0), k.position,
 			k.attempts, k.last_error, k.fingerprint, k.failed_at, `+selectWaiting+`
@@ -72,7 +72,7 @@ func GroupDead(ctx context.Context, db *store.DB, consumer string) ([]DeadGroup,
 	list, err := collect(ctx, db.Reader(), func(rows *sql.Rows, g *DeadGroup) error {
 		var first, last int64
 		err := rows.Scan(&g.Consumer, &g.Fingerprint, &g.Count, &first, &last, &g.SampleEventID, &g.SampleError)
-		g.First, g.Last, g.SampleError = instant(first), instant(last), firstLine(g.SampleError)
+		g.First, g.Last, g.SampleError = instant(first), instant(last), attempt.FirstLine(g.SampleError)
 		return err
 	}, `SELECT k.consumer, k.fingerprint, g.n, g.first, g.last, k.event_id, k.last_error
 		FROM (SELECT consumer, fingerprint, count(*) AS n, min(failed_at) AS first, max(failed_at) AS last, max(failed_at || event_id) AS newest
@@ -262,8 +262,3 @@ func one(r sql.Result, err error) error {
 }
 
 func instant(micros int64) time.Time { return time.UnixMicro(micros).UTC() }
-
-func firstLine(s string) string {
-	line, _, _ := strings.Cut(s, "\n")
-	return line
-}
