@@ -43,10 +43,11 @@ func TestInstanceKilledBetweenEffectAndAck(t *testing.T) {
 	dying := o
 	committed := make(chan struct{}, 10)
 	dying.Failpoint = failpoint.At(failpoint.ConsumerAfterCommit, 2, func() error { committed <- struct{}{}; return errors.New("killed") })
+	last := r.append("z")
 	other, _ := r.run(second, o)
-	require.NoError(t, r.wait(other, r.append("z"))) // it has had its first look
+	require.NoError(t, r.wait(other, last)) // it has had its first look
 	c, stop := r.run(first, dying)
-	last := r.append("y")
+	last = r.append("y")
 	first.ch <- []consumer.Delivery{first.delivery(r, 2, last)}
 	require.NoError(t, r.wait(c, last))
 	require.Eventually(t, func() bool { return first.acked.Load() == 2 }, 10*time.Second, time.Millisecond)

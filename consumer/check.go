@@ -36,7 +36,8 @@ SELECT d.consumer, d.position FROM (SELECT consumer, event_id, position FROM out
    AND NOT EXISTS (SELECT 1 FROM outlog_attempts h WHERE h.consumer = d.consumer AND h.event_id = d.event_id AND h.outcome = 'discarded')`},
 	{"waits behind nothing", `
 SELECT k.consumer, k.position FROM outlog_parked k LEFT JOIN outlog_consumers c ON c.name = k.consumer WHERE k.state = 'blocked' AND NOT EXISTS (SELECT 1 FROM outlog_parked e
- WHERE e.consumer = k.consumer AND NOT (e.state = 'dead' AND c.on_dead IS 'skip') AND e.aggregate_type = k.aggregate_type AND e.aggregate_id = k.aggregate_id AND e.position < k.position)`},
+ WHERE e.consumer = k.consumer AND NOT (e.state = 'dead' AND c.on_dead IS 'skip') AND e.aggregate_type = k.aggregate_type AND e.aggregate_id = k.aggregate_id
+   AND (e.position < k.position OR e.state = 'running'))`},
 	{"was applied although an earlier event of its aggregate is parked", `
 SELECT k.consumer, o.position FROM outlog_parked k JOIN outlog_aggregates a ON a.aggregate_type = k.aggregate_type AND a.aggregate_id = k.aggregate_id
   JOIN outbox o ON o.position = a.last_position AND o.position > k.position

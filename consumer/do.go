@@ -201,7 +201,11 @@ func (c *Consumer) storeResult(ctx context.Context, e *effect, f *failure) error
 		case f != nil && f.counts():
 			return c.recordFailure(ctx, tx, now, &e.item, f)
 		case f != nil:
-			return makeDue(ctx, tx, c.opts.Name, e.EventID, now, attempt.Shorten(f.text))
+			if err := makeDue(ctx, tx, c.opts.Name, e.EventID, now, attempt.Shorten(f.text)); err != nil {
+				return err
+			}
+			_, err = releaseNext(ctx, tx, c.opts.Name, e.Aggregate(), now) // one redriven meanwhile waited for this
+			return err
 		}
 		if _, err := tx.ExecContext(ctx, insertInbox, c.opts.Name, e.EventID, e.Position, now.UnixMicro()); err != nil {
 			return err

@@ -88,7 +88,9 @@ func TestModelFoundBefore(t *testing.T) {
 }
 
 // foundBefore are seeds of histories that failed before something was mended.
-var foundBefore = []uint64{}
+var foundBefore = []uint64{
+	578155118615 + 120, // under Skip, a redriven event ran beside a later one of its aggregate
+}
 
 const (
 	modelName      = "c"
@@ -144,6 +146,7 @@ type trap struct {
 func play(t *testing.T, template string, seed uint64) {
 	dir, err := os.MkdirTemp(memory(), "outlog-model-")
 	require.NoError(t, err)
+	defer os.RemoveAll(dir) // also when a history fails: there are many
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{t: t, seed: seed, rng: rand.New(rand.NewPCG(seed, 0)), path: filepath.Join(dir, "outlog.db"), events: map[string]*modelEvent{}, doing: map[string]int{}}
 		w.skip = w.rng.IntN(4) == 0
@@ -176,7 +179,6 @@ func play(t *testing.T, template string, seed uint64) {
 		}
 		w.finish()
 	})
-	require.NoError(t, os.RemoveAll(dir))
 }
 
 // memory is a directory whose files are not on a disk, if there is one: a

@@ -53,7 +53,7 @@ func (c *Consumer) recordFailure(ctx context.Context, tx *store.Tx, now time.Tim
 		VALUES (?, ?, ?, ?, 'failed', ?, ?, ?)`, o.Name, it.EventID, it.Position, n, text, attempt.Shorten(f.stack), now.UnixMicro()); err != nil {
 		return err
 	}
-	if v.state == "dead" && o.OnDead == Skip {
+	if o.OnDead == Skip { // a dead one blocks nobody, and one redriven meanwhile waited for this
 		_, err := releaseNext(ctx, tx, o.Name, it.Aggregate(), now)
 		return err
 	}
@@ -113,12 +113,13 @@ func (b *run) waits(r *outbox.Record) (ok bool, err error) {
 	return ok, err
 }
 
-// behind reports whether an earlier event of a due one's aggregate blocks it:
-// a person may have redriven both, or OnDead was another when it was parked.
-// It then waits again.
+// behind reports whether another event of a due one's aggregate blocks it: an
+// earlier one, because a person has redriven both, or OnDead was another when
+// it was parked; or a later one whose external effect is under way, which only
+// OnDead Skip lets happen. It then waits again.
 func (b *run) behind(it *item) (ok bool, err error) {
 	r, err := b.tx.ExecContext(b.ctx, `UPDATE outlog_parked SET state = 'blocked' WHERE consumer = ?1 AND event_id = ?2 AND EXISTS (SELECT 1 FROM outlog_parked
-		WHERE consumer = ?1 AND aggregate_type = ?3 AND aggregate_id = ?4 AND position < ?5 AND (state <> 'dead' OR ?6))`,
+		WHERE consumer = ?1 AND aggregate_type = ?3 AND aggregate_id = ?4 AND (position < ?5 AND (state <> 'dead' OR ?6) OR position > ?5 AND state = 'running'))`,
 		b.c.opts.Name, it.EventID, it.AggregateType, it.AggregateID, it.Position, b.c.opts.OnDead == Block)
 	if err != nil {
 		return false, err
