@@ -16,8 +16,8 @@ import (
 // not come back together.
 func Jitter(low, top time.Duration, n int) time.Duration {
 	bound := top
-	if n < 32 && low<<(n-1) > 0 {
-		bound = min(top, low<<(n-1))
+	if doublings := n - 1; doublings < 63 && low <= top>>doublings {
+		bound = low << doublings
 	}
 	return time.Duration(rand.Int64N(int64(bound) + 1))
 }
