@@ -121,7 +121,9 @@ func (x *effects) start(it item) {
 // end forgets an effect and makes room for the next.
 func (x *effects) end(e *effect) {
 	x.mu.Lock()
-	delete(x.pending, e.EventID)
+	if x.pending[e.EventID] == e { // else it has been started again since its result was stored
+		delete(x.pending, e.EventID)
+	}
 	close(x.ended)
 	x.ended = make(chan struct{})
 	x.mu.Unlock()
