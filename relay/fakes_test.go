@@ -28,6 +28,13 @@ type memory struct {
 
 func (s *memory) last() uint64 { return s.first + uint64(len(s.msgs)) - 1 }
 
+// stored is how many messages it holds, also while a relay runs.
+func (s *memory) stored() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.msgs)
+}
+
 func (s *memory) Tail(context.Context) (relay.Tail, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
