@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"reflect"
 	"runtime"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -69,12 +68,6 @@ type writer struct {
 	holder       atomic.Pointer[hold]
 	lastOutsider atomic.Int64 // unix nanoseconds of the last foreign commit
 	commits      atomic.Int64 // commits of this writer
-}
-
-// hold is who has the baton since when, for the warning and for status.
-type hold struct {
-	fn    func(*Tx) error
-	since time.Time
 }
 
 // call is one Update.
@@ -248,21 +241,6 @@ var errUnwound = errors.New("callback did not return")
 func runCallback(fn func(*Tx) error, tx *Tx) error { return fn(tx) }
 
 var runCallbackName = runtime.FuncForPC(reflect.ValueOf(runCallback).Pointer()).Name()
-
-// insideUpdate reports whether this goroutine is inside an Update callback.
-func insideUpdate() bool {
-	pcs := make([]uintptr, 256)
-	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs)])
-	for {
-		f, more := frames.Next()
-		if f.Function == runCallbackName {
-			return true
-		}
-		if !more {
-			return false
-		}
-	}
-}
 
 // finish ends a callback's hold on its transaction.
 func (w *writer) finish(tx *Tx, h *hold) {
@@ -524,19 +502,4 @@ func (w *writer) close() error {
 	w.mu.Unlock()
 	<-w.drained
 	return w.conn.Close()
-}
-
-func (h *hold) name() string {
-	n := runtime.FuncForPC(reflect.ValueOf(h.fn).Pointer()).Name()
-	return n[strings.LastIndexByte(n, '/')+1:]
-}
-
-// Holder names the callback that holds the writer now and since when; ok is
-// false when nobody does.
-func (db *DB) Holder() (name string, since time.Time, ok bool) {
-	h := db.writer.holder.Load()
-	if h == nil {
-		return "", time.Time{}, false
-	}
-	return h.name(), h.since, true
 }
