@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -243,10 +244,14 @@ func (p *publisher) Recreate(ctx context.Context, firstSeq uint64) error {
 		return outage("recreate", ctx.Err())
 	}
 	cleared := false
-	for range recreateTries {
+	for try := range recreateTries {
+		if try > 0 && !sleep(ctx, 10*time.Millisecond<<try) {
+			break
+		}
 		var done bool
 		done, err = p.broker.recreate(ctx, l, firstSeq, &cleared)
 		if done {
+			p.broker.renewSources()
 			return nil
 		}
 		// The server refuses a new stream while it still tidies up after the one

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -41,7 +43,8 @@ var _ consumer.Source = (*Source)(nil)
 // Source returns the durable consumer called name, which is made by the first
 // Fetch, and again whenever the stream was made anew. startSeq says from which
 // stream sequence on a new durable delivers, 0 for all; it is not asked when the
-// durable exists. Fetch must be called from one goroutine at a time. What it
+// durable exists. Earlier ones may come all the same: the server can give a new
+// durable the place of one that has just gone with its stream. Fetch must be called from one goroutine at a time. What it
 // holds is released by Close, or when Run returns.
 func (b *Broker) Source(name string, startSeq func(ctx context.Context) (uint64, error)) *Source {
 	return &Source{broker: b, name: token(name, maxName), start: startSeq}
@@ -132,6 +135,23 @@ func (s *Source) hangUp() {
 		ses.stop()
 	}
 }
+
+// renewSources makes every source open a new session: the server may forget to
+// tell a pull request that its durable went with the stream.
+func (b *Broker) renewSources() {
+	b.mu.Lock()
+	sources := slices.Collect(maps.Keys(b.sources))
+	b.mu.Unlock()
+	for _, s := range sources {
+		s.mu.Lock()
+		if s.session != nil {
+			s.session.onError(nil, errRebuilt)
+		}
+		s.mu.Unlock()
+	}
+}
+
+var errRebuilt = fmt.Errorf("%w: it was made anew", ErrNoStream)
 
 func (s *Source) drop(ses *session) {
 	ses.stop()

@@ -156,9 +156,13 @@ func TestSourceFollowsRebuiltStream(t *testing.T) {
 	_, err = p.Append(t.Context(), 999, messages(1, 20))
 	require.NoError(t, err)
 	var got []consumer.Delivery
-	for _, d := range fetchAgain(t, s, 15) {
-		require.Greater(t, d.Seq, uint64(20), "nothing of the old stream is left")
-		got = append(got, d)
+	for len(got) < 15 {
+		for _, d := range fetchAgain(t, s, 1) {
+			require.GreaterOrEqual(t, d.Seq, uint64(1000), "nothing of the old stream is left")
+			if d.Seq >= from { // see Broker.Source about the earlier ones
+				got = append(got, d)
+			}
+		}
 	}
 	requireOrder(t, got, 1005, 6)
 }
