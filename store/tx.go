@@ -37,7 +37,16 @@ func (tx *Tx) ExecContext(ctx context.Context, query string, args ...any) (sql.R
 	if tx.done {
 		return nil, ErrTxDone
 	}
-	return tx.conn.ExecContext(context.WithoutCancel(ctx), query, args...)
+	var r sql.Result
+	var plain bool
+	err := tx.conn.Raw(func(dc any) (err error) {
+		r, plain, err = dc.(*conn).run(query, args)
+		return err
+	})
+	if !plain && err == nil {
+		return tx.conn.ExecContext(context.WithoutCancel(ctx), query, args...)
+	}
+	return r, err
 }
 
 // QueryContext runs a query. Its rows are closed when the callback returns.

@@ -253,3 +253,58 @@ func TestNobodyIsDurableInALazyGroup(t *testing.T) {
 	wg.Wait()
 	require.Equal(t, map[int]bool{1: true, 2: true}, stored(t, db))
 }
+
+// TestFailureRunsTheGroupAgainOnce forms groups of four, the third of which
+// fails. Its first failure after a write takes the whole transaction; from then
+// on there are savepoints. One that wrote nothing disturbs nobody.
+func TestFailureRunsTheGroupAgainOnce(t *testing.T) {
+	synctest.Test(t, failureRunsTheGroupAgainOnce)
+}
+
+func failureRunsTheGroupAgainOnce(t *testing.T) {
+	db := open(t, store.Options{})
+	errOwn := errors.New("own")
+	id := 0
+	round := func(failing string) (runs [4]int) {
+		var wg sync.WaitGroup
+		grouped := make(chan struct{})
+		for i := range runs {
+			query := fmt.Sprintf(`INSERT INTO t (id) VALUES (%d)`, id+i)
+			wg.Go(func() {
+				err := db.Update(t.Context(), func(tx *store.Tx) error {
+					runs[i]++
+					if i == 0 {
+						<-grouped
+					}
+					if i != 2 {
+						_, err := tx.ExecContext(t.Context(), query)
+						return err
+					}
+					rows, err := tx.QueryContext(t.Context(), failing)
+					require.NoError(t, err)
+					for rows.Next() {
+					}
+					return errOwn
+				})
+				if i == 2 {
+					require.ErrorIs(t, err, errOwn)
+				} else {
+					require.NoError(t, err)
+				}
+			})
+			synctest.Wait()
+			require.Equal(t, i, store.Waiting(db))
+		}
+		close(grouped)
+		wg.Wait()
+		for i := range runs {
+			require.Equal(t, i != 2, stored(t, db)[id+i])
+		}
+		id += 4
+		return runs
+	}
+	require.Equal(t, [4]int{1, 1, 1, 1}, round(`SELECT id FROM t`))
+	require.Equal(t, [4]int{2, 2, 1, 1}, round(`INSERT INTO t (id) VALUES (1002) RETURNING id`))
+	require.Equal(t, [4]int{1, 1, 1, 1}, round(`INSERT INTO t (id) VALUES (1002) RETURNING id`))
+	require.False(t, stored(t, db)[1002])
+}

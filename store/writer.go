@@ -16,20 +16,25 @@ import (
 //
 // Concurrent Update calls share one SQLite transaction and so one fsync. There
 // is no writer goroutine: a baton goes from caller to caller, and the holder
-// runs its own callback, on its own goroutine, inside a savepoint. A holder
-// that finds nobody waiting, or the group full, commits for all and tells each
-// caller the outcome.
+// runs its own callback, on its own goroutine. A holder that finds nobody
+// waiting, or the group full, commits for all and tells each caller the outcome.
 //
 //	Update ─► queue ─► holds the baton: BEGIN if none is open, run fn
-//	                     ├─ fn failed: undo its savepoint, pass the baton on
-//	                     ├─ transaction dead: earlier members of the group go
-//	                     │     back to the head of the queue and run again
+//	                     ├─ fn failed: undo what it wrote, pass the baton on
+//	                     ├─ that takes the whole transaction: earlier members of
+//	                     │     the group go back to the head of the queue and run again
 //	                     └─ fn succeeded: joins the group, then
 //	                          ├─ somebody waits: pass the baton on
 //	                          └─ else: COMMIT, wake the whole group
+//
+// A savepoint costs every callback as much as a small statement and helps only
+// one that fails after it wrote. So there is none until such a failure, which
+// costs the group a second run; then the next thousand callbacks have one.
 
 const (
 	savepointName = "outlog_update"
+
+	carefulTurns = 1024 // callbacks that get a savepoint after one has failed
 
 	maxGroup     = 256                   // callers per transaction
 	maxGroupTime = 10 * time.Millisecond // and how long a group goes on taking more
@@ -61,6 +66,7 @@ type writer struct {
 	lazy    bool      // which commits without an fsync
 	group   []*call   // callers whose callbacks succeeded in it
 	began   time.Time // when it was begun
+	careful int       // so many callbacks more get a savepoint
 	lastGap time.Time // when the queue was last empty, or others were let in
 	first   int64     // positions the group appended, 0 if none
 	last    int64
@@ -89,8 +95,8 @@ type outcome struct {
 // durable as Options.Synchronous says, and visible to readers.
 //
 // An error, a panic or runtime.Goexit in fn undoes what fn did and only that.
-// fn may be called again if another callback of the group broke the shared
-// transaction: it must assign its results, not accumulate them. fn runs on the
+// fn may be called again if another callback of the group failed: it must
+// assign its results, not accumulate them. fn runs on the
 // caller's goroutine, must not call Update, and should not wait for anything:
 // all other writers wait for it. ctx bounds the wait for the turn; once fn has
 // started it is not cancelled.
@@ -191,13 +197,10 @@ func (w *writer) turn(ctx context.Context, c *call) (err error, joined bool) {
 			return err, false
 		}
 	}
-	// The first of a group needs no savepoint: undoing it is undoing all.
-	alone := len(w.group) == 0
-	if !alone {
-		if err := w.control("SAVEPOINT " + savepointName); err != nil {
-			w.settle(false, err)
-			return err, false
-		}
+	savepoint := w.careful > 0 && len(w.group) > 0 // to undo the first is to undo all
+	w.careful = max(0, w.careful-1)
+	if err := w.raw(func(k *conn) error { return k.enter(savepoint) }); err != nil {
+		return w.settle(false, err), false
 	}
 	tx := &Tx{conn: w.conn, now: w.db.now()}
 	h := &hold{fn: c.fn, since: time.Now()}
@@ -205,21 +208,13 @@ func (w *writer) turn(ctx context.Context, c *call) (err error, joined bool) {
 	returned := false
 	defer func() {
 		if !returned { // panic or Goexit: the goroutine is ending, the group is not
-			w.finish(tx, h)
-			w.settle(alone, errUnwound)
+			_ = w.settle(savepoint, w.finish(tx, h, savepoint, errUnwound))
 		}
 	}()
 	err = runCallback(c.fn, tx)
 	returned = true
-	w.finish(tx, h)
-	if err == nil {
-		err = w.verify()
-	}
-	if err == nil && !alone {
-		err = w.control("RELEASE " + savepointName)
-	}
-	if err != nil {
-		return w.settle(alone, err), false
+	if err = w.finish(tx, h, savepoint, err); err != nil {
+		return w.settle(savepoint, err), false
 	}
 	if tx.first != 0 {
 		if w.first == 0 {
@@ -242,41 +237,26 @@ func runCallback(fn func(*Tx) error, tx *Tx) error { return fn(tx) }
 
 var runCallbackName = runtime.FuncForPC(reflect.ValueOf(runCallback).Pointer()).Name()
 
-// finish ends a callback's hold on its transaction.
-func (w *writer) finish(tx *Tx, h *hold) {
+// finish ends a callback's hold on its transaction, and returns the error of
+// the callback, which conn.leave may find.
+func (w *writer) finish(tx *Tx, h *hold, savepoint bool, err error) error {
 	tx.revoke()
-	w.raw(func(k *conn) error { k.closeOpenRows(); k.trouble = nil; return nil })
+	err = w.raw(func(k *conn) error { return k.leave(savepoint, err) })
 	w.holder.Store(nil)
 	if d := time.Since(h.since); d > slowHold {
 		w.db.log.Warn("slow Update callback held up all writers", "callback", h.name(), "held", d)
 	}
+	return err
 }
 
-// verify checks after a callback that the transaction is alive and that no
-// deferred foreign key would fail the commit of the whole group.
-func (w *writer) verify() error {
-	return w.raw(func(k *conn) error {
-		if k.dead {
-			return k.aborted()
-		}
-		violated, err := k.deferredForeignKeys()
-		if err == nil && violated {
-			err = ErrForeignKey
-		}
-		return err
-	})
-}
-
-// settle undoes a failed callback and passes the baton on. It returns the
-// error for the callback's caller.
-func (w *writer) settle(alone bool, err error) error {
-	dead := false
+// settle undoes a failed callback, in the cheapest way there is, and passes the
+// baton on. It returns the error for the callback's caller.
+func (w *writer) settle(savepoint bool, err error) error {
+	var dead, wrote bool
 	undo := w.raw(func(k *conn) error {
-		if dead = k.dead; dead {
+		dead, wrote = k.dead, k.wrote
+		if dead || !savepoint {
 			return nil
-		}
-		if alone {
-			return k.control("ROLLBACK")
 		}
 		if e := k.control("ROLLBACK TO " + savepointName); e != nil {
 			return e
@@ -289,10 +269,11 @@ func (w *writer) settle(alone bool, err error) error {
 	if undo != nil {
 		err = errors.Join(err, fmt.Errorf("undo: %w", undo))
 	}
-	if dead || undo != nil {
+	if dead || undo != nil || wrote && !savepoint {
+		if wrote && len(w.group) > 0 {
+			w.careful = carefulTurns
+		}
 		w.restart()
-	} else if alone {
-		w.ended()
 	}
 	w.next()
 	return err
@@ -371,11 +352,7 @@ func (w *writer) begin(lazy bool) error {
 		if err := k.setLazy(lazy && w.db.opts.Synchronous == "FULL"); err != nil {
 			return err
 		}
-		if err := k.control("BEGIN IMMEDIATE"); err != nil {
-			return err
-		}
-		k.inTx, k.dead = true, false
-		return nil
+		return k.begin()
 	})
 	if err != nil {
 		return fmt.Errorf("begin: %w", err)
@@ -470,11 +447,6 @@ func (w *writer) fairGap() {
 		time.Sleep(gap)
 		w.lastGap = time.Now()
 	}
-}
-
-// control runs one transaction-control statement.
-func (w *writer) control(query string) error {
-	return w.raw(func(k *conn) error { return k.control(query) })
 }
 
 // raw runs fn with the wrapped connection, which no statement uses meanwhile.
