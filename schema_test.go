@@ -148,12 +148,6 @@ func (p *planned) QueryRowContext(ctx context.Context, query string, args ...any
 // the code runs.
 func TestQueryPlans(t *testing.T) {
 	db := migrated(t)
-	t.Run("a page after the cursor is a range of rowids", func(t *testing.T) {
-		p := &planned{t: t, db: db.Reader()}
-		_, err := outbox.ReadFrom(t.Context(), p, 10, outbox.Page{Rows: 10})
-		require.NoError(t, err)
-		require.Equal(t, []string{"SEARCH outbox USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)"}, p.plan)
-	})
 	t.Run("the oldest pending event is the first row after the cursor", func(t *testing.T) {
 		p := &planned{t: t, db: db.Reader()}
 		_, err := admin.OldestPending(t.Context(), p, 10, db.Now())

@@ -339,7 +339,7 @@ func (c *Consumer) catchUp(ctx context.Context) error {
 		if c.state.paused {
 			return nil
 		}
-		rows, err := c.log.Read(ctx, c.state.position, outbox.Page{Rows: c.opts.BatchRows, Bytes: maxBatchBytes, Through: max(c.wanted, c.state.position)})
+		rows, err := c.log.Follow(ctx, c.state.position, outbox.Page{Rows: c.opts.BatchRows, Bytes: maxBatchBytes, Through: max(c.wanted, c.state.position)})
 		if err == nil && len(rows) == 0 && !c.dueNow() {
 			c.settle(c.state.position, nil, true)
 			if c.wanted == endOfLog {

@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -64,7 +65,7 @@ func decode[T any](r *outbox.Record, attempt int) (Event[T], error) {
 		return e, err
 	}
 	if raw, ok := any(&e.Data).(*[]byte); ok { // bytes are taken as they are
-		*raw = r.Payload
+		*raw = bytes.Clone(r.Payload) // others read the record too
 		return e, nil
 	}
 	if err := json.Unmarshal(r.Payload, &e.Data); err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -23,6 +24,7 @@ import (
 func BenchmarkPipeline(b *testing.B) {
 	n, _ := start(b, node.Options{}, recorder("a", "Placed"), recorder("b", "Placed"))
 	b.ResetTimer()
+	cpu := cpuTime()
 	var wg sync.WaitGroup
 	for range 64 {
 		wg.Go(func() {
@@ -38,6 +40,14 @@ func BenchmarkPipeline(b *testing.B) {
 	require.NoError(b, n.WaitApplied(context.Background(), "b", last.Position))
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "events/s")
 	b.ReportMetric(float64(b.N)/appended.Seconds(), "appends/s")
+	b.ReportMetric(float64((cpuTime()-cpu).Microseconds())/float64(b.N), "cpu-µs/event")
+}
+
+// cpuTime is what the process has used of the processors.
+func cpuTime() time.Duration {
+	var u syscall.Rusage
+	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u)
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // BenchmarkLatency places 1,000 events a second, each at its own time whatever

@@ -19,8 +19,9 @@ type Execer interface {
 
 // Log is the append-only event log in the table outbox.
 type Log struct {
-	db *store.DB
-	id string
+	db   *store.DB
+	id   string
+	tail tail
 }
 
 // Open returns the log of db, makes sure that no position can be given out

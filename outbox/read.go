@@ -3,6 +3,7 @@ package outbox
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"time"
@@ -32,40 +33,42 @@ type Page struct {
 	Through int64
 }
 
-// Read returns the events after position after, in log order.
+// Read returns the events after position after, in log order. The records are
+// shared with those who Follow: nobody may change them. It takes the rows from
+// the driver, which costs a third of database/sql's Scan.
 func (l *Log) Read(ctx context.Context, after int64, page Page) ([]Record, error) {
-	return ReadFrom(ctx, l.db.Reader(), after, page)
-}
-
-// ReadFrom is Read through q, which may be a transaction.
-func ReadFrom(ctx context.Context, q store.Querier, after int64, page Page) ([]Record, error) {
 	if page.Rows <= 0 {
 		page.Rows = -1
 	}
 	if page.Through <= 0 {
 		page.Through = 1<<63 - 1
 	}
-	// Without cancellation: a cancellable statement costs a fifth more, and a
-	// page is short.
-	rows, err := q.QueryContext(context.WithoutCancel(ctx), selectRecord+` WHERE position > ? AND position <= ? ORDER BY position LIMIT ?`,
-		after, page.Through, page.Rows)
+	var out []Record
+	size := 0
+	err := l.db.Scan(ctx, selectPage, []any{after, page.Through, int64(page.Rows)}, func(v []driver.Value) bool {
+		out = append(out, recordOf(v))
+		r := &out[len(out)-1]
+		size += len(r.Payload) + len(r.RawHeaders)
+		return page.Bytes <= 0 || size < page.Bytes
+	})
 	if err != nil {
 		return nil, fmt.Errorf("read log after %d: %w", after, err)
 	}
-	defer rows.Close()
-	var out []Record
-	for size := 0; rows.Next(); {
-		r, err := scanRecord(rows)
-		if err != nil {
-			return nil, fmt.Errorf("read log after %d: %w", after, err)
-		}
-		out = append(out, r)
-		if size += len(r.Payload) + len(r.RawHeaders); page.Bytes > 0 && size >= page.Bytes {
-			break
-		}
-	}
-	return out, rows.Err()
+	l.tail.add(after, out)
+	return out, nil
 }
+
+// recordOf is scanRecord for the driver's values.
+func recordOf(v []driver.Value) Record {
+	text := func(i int) string { s, _ := v[i].(string); return s }
+	number := func(i int) int64 { n, _ := v[i].(int64); return n }
+	payload, _ := v[9].([]byte)
+	return Record{Position: number(0), EventID: text(1), AggregateType: text(2), AggregateID: text(3),
+		AggregateVersion: number(4), Previous: number(5), Type: text(6), SchemaVersion: int(number(7)),
+		ContentType: text(8), Payload: payload, RawHeaders: text(10), CreatedAt: time.UnixMicro(number(11)).UTC()}
+}
+
+const selectPage = selectRecord + ` WHERE position > ? AND position <= ? ORDER BY position LIMIT ?`
 
 // Head returns the position of the last event, 0 if there was never one.
 func (l *Log) Head(ctx context.Context) (int64, error) {

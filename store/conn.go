@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"database/sql/driver"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -149,6 +150,15 @@ func (k *conn) ExecContext(ctx context.Context, query string, args []driver.Name
 // was done, if there is another, which database/sql converts. It spares a
 // statement a fifth of its cost.
 func (k *conn) run(query string, args []any) (r driver.Result, ok bool, err error) {
+	if !k.plain(args) {
+		return nil, false, nil
+	}
+	r, err = k.ExecContext(context.Background(), query, k.values)
+	return r, true, err
+}
+
+// plain puts args into k.values, if all are of plain types.
+func (k *conn) plain(args []any) bool {
 	k.values = k.values[:0]
 	for i, a := range args {
 		switch v := a.(type) {
@@ -160,13 +170,35 @@ func (k *conn) run(query string, args []any) (r driver.Result, ok bool, err erro
 				a = nil
 			}
 		default:
-			return nil, false, nil
+			return false
 		}
 		k.values = append(k.values, driver.NamedValue{Ordinal: i + 1, Value: a})
 	}
-	r, err = k.ExecContext(context.Background(), query, k.values)
-	clear(k.values)
-	return r, true, err
+	return true
+}
+
+// scan calls row with the values of each row of a query, until it returns
+// false.
+func (k *conn) scan(query string, args []any, row func([]driver.Value) bool) (err error) {
+	if !k.plain(args) {
+		return fmt.Errorf("%w: arguments of Scan", ErrInvalidOption)
+	}
+	r, err := k.QueryContext(context.Background(), query, k.values)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.Close()) }()
+	values := make([]driver.Value, len(r.Columns()))
+	for {
+		switch err := r.Next(values); {
+		case err == io.EOF:
+			return nil
+		case err != nil:
+			return err
+		case !row(values):
+			return nil
+		}
+	}
 }
 
 // note remembers what Tx.Err will say about a statement's error.

@@ -198,6 +198,19 @@ func (o Options) pragmas(r role) []pragma {
 // from being reset: read in pages.
 func (db *DB) Reader() *sql.DB { return db.reader }
 
+// Scan runs a query on a reader and calls row with the driver's values of each
+// row, until row returns false. The values are row's to keep, the slice is not.
+// It is for hot paths: database/sql's Rows.Scan costs three times as much. ctx
+// bounds the wait for a connection; the query is not cancelled.
+func (db *DB) Scan(ctx context.Context, query string, args []any, row func([]driver.Value) bool) error {
+	c, err := db.reader.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return c.Raw(func(dc any) error { return dc.(*conn).scan(query, args, row) })
+}
+
 // Path returns the database file's name.
 func (db *DB) Path() string { return db.opts.Path }
 

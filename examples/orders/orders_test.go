@@ -138,7 +138,7 @@ func (r *rig) consume(name string, max int, parked ...string) {
 		if err := tx.QueryRowContext(ctx, `SELECT position FROM outlog_consumers WHERE name = ?`, name).Scan(&cursor); err != nil {
 			return err
 		}
-		events, err := outbox.ReadFrom(ctx, tx, cursor, outbox.Page{Rows: max})
+		events, err := r.Log.Read(ctx, cursor, outbox.Page{Rows: max})
 		if err != nil {
 			return err
 		}
