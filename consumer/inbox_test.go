@@ -41,7 +41,9 @@ func TestAppliedBeforeAmongOthers(t *testing.T) {
 	r := newRig(t, store.Options{})
 	last := r.append("a", "b", "c", "d")
 	r.exec(`INSERT INTO outlog_inbox SELECT 'x', event_id, position, 1 FROM outbox WHERE aggregate_id = 'c'`)
-	c, stop := r.run(down{}, options("x", func(ctx context.Context, tx *store.Tx, e consumer.Event[string]) error { return effect(ctx, tx, "x", e) }))
+	c, stop := r.run(down{}, options("x", func(ctx context.Context, tx *store.Tx, e consumer.Event[string]) error {
+		return effect(ctx, tx, "x", e)
+	}))
 	require.NoError(t, r.wait(c, last))
 	stop()
 	require.Equal(t, "a1 b1 d1", r.effects("x"))

@@ -3,6 +3,7 @@ package outbox
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"time"
@@ -132,10 +133,8 @@ func (l *Log) append(ctx context.Context, tx Execer, e Event, now time.Time) (a 
 
 // insert appends an event that the log does not hold.
 func (l *Log) insert(ctx context.Context, tx Execer, p prepared, now time.Time) (Appended, error) {
-	var version, previous int64
-	err := tx.QueryRowContext(ctx, `SELECT version, last_position FROM outlog_aggregates WHERE aggregate_type = ? AND aggregate_id = ?`,
-		p.AggregateType, p.AggregateID).Scan(&version, &previous)
-	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+	version, previous, err := lastOf(ctx, tx, p.AggregateType, p.AggregateID)
+	if err != nil {
 		return Appended{}, err
 	}
 	version++
@@ -152,6 +151,25 @@ func (l *Log) insert(ctx context.Context, tx Execer, p prepared, now time.Time) 
 	}
 	position, err := r.LastInsertId()
 	return Appended{ID: p.ID, Position: position, Version: version}, err
+}
+
+// lastOf returns an aggregate's last version and its position, 0 if it has no
+// event. A store.Tx gives the driver's values, at half the cost of a sql.Row.
+func lastOf(ctx context.Context, tx Execer, aggregateType, id string) (version, position int64, err error) {
+	const query = `SELECT version, last_position FROM outlog_aggregates WHERE aggregate_type = ? AND aggregate_id = ?`
+	if tx, ok := tx.(*store.Tx); ok {
+		err = tx.Scan(ctx, query, []any{aggregateType, id}, func(v []driver.Value) bool {
+			version, _ = v[0].(int64)
+			position, _ = v[1].(int64)
+			return true
+		})
+		return version, position, err
+	}
+	err = tx.QueryRowContext(ctx, query, aggregateType, id).Scan(&version, &position)
+	if errors.Is(err, sql.ErrNoRows) {
+		err = nil
+	}
+	return version, position, err
 }
 
 // seen looks whether the log holds an event under p's id. A derived id bears

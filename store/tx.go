@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"sync"
 	"time"
 )
@@ -47,6 +48,16 @@ func (tx *Tx) ExecContext(ctx context.Context, query string, args ...any) (sql.R
 		return tx.conn.ExecContext(context.WithoutCancel(ctx), query, args...)
 	}
 	return r, err
+}
+
+// Scan is DB.Scan in the transaction.
+func (tx *Tx) Scan(_ context.Context, query string, args []any, row func([]driver.Value) bool) error {
+	tx.mu.Lock()
+	defer tx.mu.Unlock()
+	if tx.done {
+		return ErrTxDone
+	}
+	return tx.conn.Raw(func(dc any) error { return dc.(*conn).scan(query, args, row) })
 }
 
 // QueryContext runs a query. Its rows are closed when the callback returns.
