@@ -22,7 +22,7 @@ CREATE TABLE outlog_meta (
     id INTEGER PRIMARY KEY CONSTRAINT outlog_meta_one_row CHECK (id = 1), -- 1
     log_id TEXT NOT NULL, -- names this log on a stream: 16 hexadecimal digits, made once
     pruned_through INTEGER NOT NULL DEFAULT 0 CONSTRAINT outlog_meta_pruned CHECK (pruned_through >= 0), -- prune horizon: events up to this position may be gone; never falls
-    pruned_created_at INTEGER NOT NULL DEFAULT 0, -- newest created_at among pruned events; an event with a supplied id that is older is refused, nobody could tell any more whether it was here before
+    pruned_created_at INTEGER NOT NULL DEFAULT 0, -- newest time in the ids of pruned events; an event with a supplied id that is older is refused, nobody could tell any more whether it was here before
     created_at INTEGER NOT NULL -- when the log was made
 ) STRICT;
 
@@ -155,6 +155,7 @@ CREATE TABLE outlog_consumers (
     position INTEGER NOT NULL, -- cursor: all events up to here are applied or parked
     start_position INTEGER NOT NULL, -- where it began: events up to here are none of its business
     generation INTEGER NOT NULL DEFAULT 1, -- raised by each reset: a batch that began before it does not commit after it
+    inbox_through INTEGER NOT NULL DEFAULT 0, -- its inbox rows of events up to here may be gone: they are below the cursor and not parked, which says as well that they are applied
     paused INTEGER NOT NULL DEFAULT 0 CONSTRAINT outlog_consumers_paused CHECK (paused IN (0, 1)), -- 1: takes no new events
     types TEXT NOT NULL, -- event types it had routes for when it last ran; a new one needs a decision about the events behind the cursor
     on_dead TEXT NOT NULL DEFAULT 'block' CONSTRAINT outlog_consumers_on_dead CHECK (on_dead IN ('block', 'skip')), -- whether a dead event makes the later ones of its aggregate wait

@@ -16,7 +16,7 @@ var Checks = []store.Check{{Name: "consumers agree", Run: checkConsumers}}
 // consumer can disagree. Each query returns consumer and position.
 var contradictions = []struct{ what, query string }{
 	{"is neither applied nor parked although the consumer is past it", `
-SELECT c.name, o.position FROM outlog_consumers c JOIN outbox o ON o.position > c.start_position AND o.position <= c.position
+SELECT c.name, o.position FROM outlog_consumers c JOIN outbox o ON o.position > max(c.start_position, c.inbox_through) AND o.position <= c.position
  WHERE EXISTS (SELECT 1 FROM json_each(c.types) WHERE value = o.type)
    AND NOT EXISTS (SELECT 1 FROM outlog_inbox i WHERE i.consumer = c.name AND i.event_id = o.event_id)
    AND NOT EXISTS (SELECT 1 FROM outlog_parked k WHERE k.consumer = c.name AND k.event_id = o.event_id)
@@ -34,6 +34,10 @@ SELECT d.consumer, d.position FROM (SELECT consumer, event_id, position FROM out
        SELECT consumer, event_id, position FROM outlog_parked WHERE consumer <> 'relay') d LEFT JOIN outlog_consumers c ON c.name = d.consumer
  WHERE (c.name IS NULL OR d.position > c.position)
    AND NOT EXISTS (SELECT 1 FROM outlog_attempts h WHERE h.consumer = d.consumer AND h.event_id = d.event_id AND h.outcome = 'discarded')`},
+	{"is where its inbox is pruned to, although the consumer is not yet there", `
+SELECT name, inbox_through FROM outlog_consumers WHERE inbox_through > position`},
+	{"is parked although the inbox is pruned there", `
+SELECT k.consumer, k.position FROM outlog_parked k JOIN outlog_consumers c ON c.name = k.consumer WHERE k.position <= c.inbox_through`},
 	{"waits behind nothing", `
 SELECT k.consumer, k.position FROM outlog_parked k LEFT JOIN outlog_consumers c ON c.name = k.consumer WHERE k.state = 'blocked' AND NOT EXISTS (SELECT 1 FROM outlog_parked e
  WHERE e.consumer = k.consumer AND NOT (e.state = 'dead' AND c.on_dead IS 'skip') AND e.aggregate_type = k.aggregate_type AND e.aggregate_id = k.aggregate_id

@@ -587,15 +587,18 @@ func (s *syncBuffer) String() string {
 // check knows.
 func TestCheckFindsDisagreement(t *testing.T) {
 	for name, tc := range map[string]struct{ damage, want string }{
-		"inbox row gone":      {`DELETE FROM outlog_inbox WHERE position = 2`, "neither applied nor parked"},
-		"cursor too far":      {`UPDATE outlog_consumers SET position = 4`, "neither applied nor parked"},
-		"cursor back":         {`UPDATE outlog_consumers SET position = 1`, "not yet there"},
-		"consumer gone":       {`DELETE FROM outlog_consumers`, "not yet there"},
-		"applied and parked":  {`INSERT INTO outlog_parked (consumer, event_id, position, aggregate_type, aggregate_id, state, parked_at) SELECT 'c', event_id, position, 'order', 'x', 'dead', 0 FROM outbox WHERE position = 1`, "both applied and parked"},
-		"applied, not in log": {`UPDATE outlog_inbox SET event_id = '` + strings.Repeat("0", 26) + `' WHERE position = 3`, ""},
-		"parked, not in log":  {`INSERT INTO outlog_parked (consumer, event_id, position, aggregate_type, aggregate_id, state, parked_at) VALUES ('c', 'x', 1, 'order', 'x', 'dead', 0)`, "parked although it is not in the log"},
-		"blocked by nothing":  {`INSERT INTO outlog_parked (consumer, event_id, position, aggregate_type, aggregate_id, state, parked_at) SELECT 'c', event_id, position, 'order', aggregate_id, 'blocked', 0 FROM outbox WHERE position = 1; DELETE FROM outlog_inbox WHERE position = 1`, "waits behind nothing"},
-		"overtaken":           {`INSERT INTO outlog_parked (consumer, event_id, position, aggregate_type, aggregate_id, state, parked_at) SELECT 'c', event_id, position, 'order', aggregate_id, 'dead', 0 FROM outbox WHERE position = 1; DELETE FROM outlog_inbox WHERE position = 1`, "earlier event of its aggregate is parked"},
+		"inbox row gone":                    {`DELETE FROM outlog_inbox WHERE position = 2`, "neither applied nor parked"},
+		"cursor too far":                    {`UPDATE outlog_consumers SET position = 4`, "neither applied nor parked"},
+		"cursor back":                       {`UPDATE outlog_consumers SET position = 1`, "not yet there"},
+		"consumer gone":                     {`DELETE FROM outlog_consumers`, "not yet there"},
+		"applied and parked":                {`INSERT INTO outlog_parked (consumer, event_id, position, aggregate_type, aggregate_id, state, parked_at) SELECT 'c', event_id, position, 'order', 'x', 'dead', 0 FROM outbox WHERE position = 1`, "both applied and parked"},
+		"applied, not in log":               {`UPDATE outlog_inbox SET event_id = '` + strings.Repeat("0", 26) + `' WHERE position = 3`, ""},
+		"parked, not in log":                {`INSERT INTO outlog_parked (consumer, event_id, position, aggregate_type, aggregate_id, state, parked_at) VALUES ('c', 'x', 1, 'order', 'x', 'dead', 0)`, "parked although it is not in the log"},
+		"inbox trimmed, row above it gone":  {`UPDATE outlog_consumers SET inbox_through = 1; DELETE FROM outlog_inbox WHERE position <= 2`, "position 2 is neither applied nor parked"},
+		"inbox trimmed too far":             {`UPDATE outlog_consumers SET inbox_through = 4`, "the consumer is not yet there"},
+		"inbox trimmed over a parked event": {`UPDATE outlog_consumers SET inbox_through = 3; DELETE FROM outlog_inbox; INSERT INTO outlog_parked (consumer, event_id, position, aggregate_type, aggregate_id, state, parked_at) SELECT 'c', event_id, position, 'order', aggregate_id, 'dead', 0 FROM outbox WHERE position = 2`, "parked although the inbox is pruned there"},
+		"blocked by nothing":                {`INSERT INTO outlog_parked (consumer, event_id, position, aggregate_type, aggregate_id, state, parked_at) SELECT 'c', event_id, position, 'order', aggregate_id, 'blocked', 0 FROM outbox WHERE position = 1; DELETE FROM outlog_inbox WHERE position = 1`, "waits behind nothing"},
+		"overtaken":                         {`INSERT INTO outlog_parked (consumer, event_id, position, aggregate_type, aggregate_id, state, parked_at) SELECT 'c', event_id, position, 'order', aggregate_id, 'dead', 0 FROM outbox WHERE position = 1; DELETE FROM outlog_inbox WHERE position = 1`, "earlier event of its aggregate is parked"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			db, err := store.Open(t.Context(), store.Options{Path: filepath.Join(t.TempDir(), "outlog.db")})

@@ -345,7 +345,7 @@ func (w *world) inOrder(e consumer.Event[string], q store.Querier) {
 		err := q.QueryRowContext(context.Background(), `SELECT EXISTS (SELECT 1 FROM outlog_inbox WHERE consumer = ?1 AND event_id = ?2)
 			OR ?4 AND EXISTS (SELECT 1 FROM outlog_parked WHERE consumer = ?1 AND event_id = ?2 AND (state = 'dead' OR EXISTS
 				(SELECT 1 FROM outlog_attempts h WHERE h.consumer = ?1 AND h.event_id = ?2 AND outcome = 'redriven')))
-			OR ?3 <= (SELECT pruned_through FROM outlog_meta)`, modelName, o.id, o.position, w.skip).Scan(&finished)
+			OR ?3 <= (SELECT max(m.pruned_through, c.inbox_through) FROM outlog_meta m, outlog_consumers c)`, modelName, o.id, o.position, w.skip).Scan(&finished)
 		if err != nil {
 			w.fault("order of %d: %v", e.Position, err)
 		} else if !finished {
@@ -549,24 +549,35 @@ func (w *world) deadLetters(discard bool) {
 	require.Equal(w.t, 1, n)
 }
 
-// prune removes rows that nobody needs any more, as retention does.
+// prune removes events that nobody needs any more, as retention does, or old
+// inbox rows of events that stay.
 func (w *world) prune() {
-	require.NoError(w.t, w.db.Update(w.t.Context(), func(tx *store.Tx) error {
-		var low, safe int64
-		err := tx.QueryRowContext(w.t.Context(), `SELECT m.pruned_through, min(c.position, coalesce((SELECT min(position) - 1 FROM outlog_parked), c.position))
-			FROM outlog_meta m, outlog_consumers c`).Scan(&low, &safe)
-		if err != nil || safe <= low {
+	ctx := w.t.Context()
+	if w.rng.IntN(2) == 0 {
+		window := w.rng.Int64N(3)
+		_, err := consumer.TrimInbox(ctx, w.db, modelName, window, 1+w.rng.IntN(4))
+		require.NoError(w.t, err)
+		w.tell("trim the inbox, window %d", window)
+		return
+	}
+	events, err := w.log.Extents(ctx, 0, 1+w.rng.IntN(4))
+	require.NoError(w.t, err)
+	if len(events) == 0 {
+		return
+	}
+	first, last := events[0].Position, events[len(events)-1].Position
+	err = w.db.Update(ctx, func(tx *store.Tx) error {
+		if err := consumer.Forget(ctx, tx, first-1, last); err != nil {
 			return err
 		}
-		to := low + 1 + w.rng.Int64N(safe-low)
-		w.tell("prune through %d", to)
-		for _, q := range []string{`UPDATE outlog_meta SET pruned_through = ?1`, `DELETE FROM outbox WHERE position <= ?1`, `DELETE FROM outlog_inbox WHERE position <= ?1`} {
-			if _, err := tx.ExecContext(w.t.Context(), q, to); err != nil {
-				return err
-			}
-		}
-		return nil
-	}))
+		return w.log.Prune(ctx, tx, events, outbox.Needs{})
+	})
+	w.tell("prune through %d: %v", last, err)
+	if held, is := errors.AsType[*outbox.HeldError](err); !is {
+		require.NoError(w.t, err)
+	} else {
+		require.Less(w.t, held.By.Position, last)
+	}
 }
 
 // settle waits until nothing moves any more: what is parked is dead or waits
@@ -649,7 +660,7 @@ func (w *world) finish() {
 	for _, e := range w.order {
 		var effects, inbox, pruned int
 		require.NoError(w.t, w.db.Reader().QueryRow(`SELECT (SELECT count(*) FROM effects WHERE event_id = ?1), (SELECT count(*) FROM outlog_inbox WHERE event_id = ?1),
-			(SELECT pruned_through >= ?2 FROM outlog_meta)`, e.id, e.position).Scan(&effects, &inbox, &pruned))
+			(SELECT max(m.pruned_through, c.inbox_through) >= ?2 FROM outlog_meta m, outlog_consumers c)`, e.id, e.position).Scan(&effects, &inbox, &pruned))
 		given := e.discarded || e.skipped
 		want := 1
 		if given || e.do {

@@ -220,10 +220,20 @@ func TestAppendSameID(t *testing.T) {
 	require.Len(t, rows, 2)
 }
 
-// prune removes the log's first events as retention will: the horizon first.
-func prune(t testing.TB, db *store.DB, through int64) {
-	require.NoError(t, exec(t, db, `UPDATE outlog_meta SET pruned_through = ?1, pruned_created_at = (SELECT created_at FROM outbox WHERE position = ?1)`, through))
-	require.NoError(t, exec(t, db, `DELETE FROM outbox WHERE position <= ?`, through))
+// prune removes the log's first events.
+func prune(t testing.TB, db *store.DB, log *outbox.Log, through int64) {
+	t.Helper()
+	require.NoError(t, tryPrune(t, db, log, through, outbox.Needs{}))
+}
+
+func tryPrune(t testing.TB, db *store.DB, log *outbox.Log, through int64, n outbox.Needs) error {
+	t.Helper()
+	events, err := log.Extents(t.Context(), 0, int(through))
+	require.NoError(t, err)
+	for len(events) > 0 && events[len(events)-1].Position > through {
+		events = events[:len(events)-1]
+	}
+	return db.Update(t.Context(), func(tx *store.Tx) error { return log.Prune(t.Context(), tx, events, n) })
 }
 
 func TestAppendTooOld(t *testing.T) {
@@ -232,7 +242,7 @@ func TestAppendTooOld(t *testing.T) {
 	old.ID = db.NewID()
 	_, err := add(t, db, log, old)
 	require.NoError(t, err)
-	prune(t, db, 1)
+	prune(t, db, log, 1)
 	_, err = add(t, db, log, old)
 	require.ErrorIs(t, err, outbox.ErrEventTooOld)
 }
@@ -241,7 +251,7 @@ func TestVersionsOutlivePruning(t *testing.T) {
 	db, log := open(t, store.Options{})
 	_, err := add(t, db, log, event("1"), event("1"))
 	require.NoError(t, err)
-	prune(t, db, 2)
+	prune(t, db, log, 2)
 	e := event("1")
 	e.Version = 1
 	_, err = add(t, db, log, e)
@@ -267,7 +277,7 @@ func TestSequenceOutlivesPruning(t *testing.T) {
 			require.NoError(t, err)
 			_, err = add(t, db, log, event("1"), event("2"), event("3"))
 			require.NoError(t, err)
-			prune(t, db, 3)
+			prune(t, db, log, 3)
 			require.NoError(t, exec(t, db, lose))
 			require.NoError(t, db.Close())
 

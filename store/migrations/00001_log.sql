@@ -99,6 +99,7 @@ CREATE TABLE outlog_consumers (
     position INTEGER NOT NULL,
     start_position INTEGER NOT NULL,
     generation INTEGER NOT NULL DEFAULT 1,
+    inbox_through INTEGER NOT NULL DEFAULT 0,
     paused INTEGER NOT NULL DEFAULT 0 CONSTRAINT outlog_consumers_paused CHECK (paused IN (0, 1)),
     types TEXT NOT NULL,
     on_dead TEXT NOT NULL DEFAULT 'block' CONSTRAINT outlog_consumers_on_dead CHECK (on_dead IN ('block', 'skip')),
