@@ -42,6 +42,9 @@ func (c *serveCmd) Run(ctx context.Context, out output) error {
 		return err
 	}
 	log := c.logger(out.Err)
+	if c.Synchronous == "normal" {
+		log.Warn("with --synchronous normal a power cut may take back orders that were accepted in the last moments before it")
+	}
 	if owner, held, _ := lock.Holder(node.DatabasePath(c.Dir)); held && c.Standby {
 		log.Info("standing by until the owner of the directory ends", "dir", c.Dir, "owner_pid", owner.PID)
 	}
