@@ -15,7 +15,7 @@ import (
 // layers is the import rule: a package imports only packages of lines above
 // its own. A new package of the core is given its place here.
 var layers = [][]string{
-	{"store", "internal/lock", "internal/failpoint", "internal/attempt"},
+	{"store", "internal/lock", "internal/failpoint", "internal/attempt", "internal/powercut"},
 	{"outbox"},
 	{"relay", "consumer"},
 	{"broker", "internal/admin", "internal/metrics"},

@@ -28,6 +28,12 @@ import (
 const childDir, childFailpoint = "OUTLOG_TEST_DIR", "OUTLOG_TEST_FAILPOINT"
 
 func TestMain(m *testing.M) {
+	if path := os.Getenv(powerOutsider); path != "" {
+		os.Exit(powerOutside(path))
+	}
+	if mode := os.Getenv(powerMode); mode != "" {
+		os.Exit(powerChild(os.Getenv(childDir), mode))
+	}
 	if dir := os.Getenv(childDir); dir != "" {
 		os.Exit(child(dir, os.Getenv(childFailpoint)))
 	}
@@ -191,9 +197,9 @@ func TestCrash(t *testing.T) {
 	}
 }
 
-// TestRandomKill kills the process under load at random moments.
-// OUTLOG_TEST_SEED repeats a run.
-func TestRandomKill(t *testing.T) {
+// testSeed returns a seed and logs how to repeat it.
+func testSeed(t *testing.T) uint64 {
+	t.Helper()
 	seed := rand.Uint64()
 	if s := os.Getenv("OUTLOG_TEST_SEED"); s != "" {
 		var err error
@@ -201,7 +207,13 @@ func TestRandomKill(t *testing.T) {
 		require.NoError(t, err)
 	}
 	t.Logf("OUTLOG_TEST_SEED=%d", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
+	return seed
+}
+
+// TestRandomKill kills the process under load at random moments.
+// OUTLOG_TEST_SEED repeats a run.
+func TestRandomKill(t *testing.T) {
+	random := rand.New(rand.NewPCG(testSeed(t), 0))
 	dir := prepareDir(t)
 	var acked []string
 	for range 5 {

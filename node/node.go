@@ -17,7 +17,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -68,7 +67,7 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 	}
 	dbPath, streamDir := o.paths()
 	if o.Dir != "" {
-		if err := os.MkdirAll(o.Dir, 0o700); err != nil {
+		if err := makeDir(o.Dir); err != nil {
 			return nil, fmt.Errorf("data directory: %w", err)
 		}
 	}

@@ -37,6 +37,10 @@ func record(name string) func(context.Context, *store.Tx, consumer.Event[placed]
 	}
 }
 
+// effectsTable has one row per effect, in the order in which they happened.
+const effectsTable = `CREATE TABLE IF NOT EXISTS effects (n INTEGER PRIMARY KEY AUTOINCREMENT,
+	consumer TEXT, event_id TEXT, aggregate TEXT, version INTEGER) STRICT`
+
 // start opens a node in dir with a table effects, adds the consumers, and runs
 // it until the test ends or stop is called; then it verifies everything.
 func start(t testing.TB, o node.Options, consumers ...consumer.Options) (n *node.Node, stop func()) {
@@ -50,8 +54,7 @@ func start(t testing.TB, o node.Options, consumers ...consumer.Options) (n *node
 	n, err := node.Open(t.Context(), o)
 	require.NoError(t, err)
 	require.NoError(t, n.Update(t.Context(), func(tx *store.Tx) error {
-		_, err := tx.ExecContext(t.Context(), `CREATE TABLE IF NOT EXISTS effects (n INTEGER PRIMARY KEY AUTOINCREMENT,
-			consumer TEXT, event_id TEXT, aggregate TEXT, version INTEGER) STRICT`)
+		_, err := tx.ExecContext(t.Context(), effectsTable)
 		return err
 	}))
 	for _, c := range consumers {

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
+	"runtime"
 )
 
 // Synchronous is a property of a connection, not of the file: another program,
@@ -40,4 +42,25 @@ func (db *DB) Durable(first, last int64) error {
 		return fmt.Errorf("sync write-ahead log: %w", err)
 	}
 	return nil
+}
+
+func syncFile(path string) error {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+// SyncDir makes the names in a directory survive power loss: those of new files
+// are not part of the files. Windows has no such call, and needs none.
+func SyncDir(dir string) error {
+	if runtime.GOOS == "windows" {
+		return nil
+	}
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
 }

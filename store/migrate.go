@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/pressly/goose/v3"
@@ -193,13 +194,5 @@ func vacuumInto(ctx context.Context, db *sql.DB, path string) error {
 	if _, err := db.ExecContext(ctx, "VACUUM INTO ?", path); err != nil {
 		return errors.Join(fmt.Errorf("copy to %s after %v: %w", path, time.Since(start), err), os.Remove(path))
 	}
-	return syncFile(path)
-}
-
-func syncFile(path string) error {
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
+	return errors.Join(syncFile(path), SyncDir(filepath.Dir(path)))
 }
