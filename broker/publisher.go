@@ -66,7 +66,7 @@ func (p *publisher) Tail(ctx context.Context) (relay.Tail, error) {
 		p.adjusted = true
 	}
 	p.broker.expected.Store(true)
-	t := relay.Tail{Exists: true, FirstSeq: info.State.FirstSeq, LastSeq: info.State.LastSeq}
+	t := relay.Tail{Exists: true, FirstSeq: info.State.FirstSeq, LastSeq: info.State.LastSeq, Msgs: info.State.Msgs}
 	if info.State.Msgs == 0 {
 		t.FirstSeq = t.LastSeq + 1
 	}

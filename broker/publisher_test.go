@@ -23,7 +23,7 @@ func TestAppendStoresInOrderFromBase(t *testing.T) {
 	n, err := p.Append(t.Context(), 0, messages(1, 512))
 	require.NoError(t, err)
 	require.Equal(t, 512, n)
-	require.Equal(t, relay.Tail{Exists: true, FirstSeq: 1, LastSeq: 512}, tail(t, p))
+	require.Equal(t, relay.Tail{Exists: true, FirstSeq: 1, LastSeq: 512, Msgs: 512}, tail(t, p))
 	for _, seq := range []uint64{1, 77, 512} {
 		m, err := p.Get(t.Context(), seq)
 		require.NoError(t, err)
@@ -214,7 +214,7 @@ func TestRecreateGoesOnAboveFirstSeq(t *testing.T) {
 	require.Equal(t, relay.Tail{Exists: true, FirstSeq: 5000, LastSeq: 4999}, tail(t, p), "an empty stream keeps its place")
 	_, err = p.Append(t.Context(), 4999, messages(1, 3))
 	require.NoError(t, err)
-	require.Equal(t, relay.Tail{Exists: true, FirstSeq: 5000, LastSeq: 5002}, tail(t, p))
+	require.Equal(t, relay.Tail{Exists: true, FirstSeq: 5000, LastSeq: 5002, Msgs: 3}, tail(t, p))
 	stop()
 	_, p, _ = up(t, b.opts)
 	require.EqualValues(t, 5002, tail(t, p).LastSeq)
@@ -238,7 +238,7 @@ func TestOldMessagesThatComeBackAreDeleted(t *testing.T) {
 	_, err = p.Append(t.Context(), 999, messages(1, 5))
 	require.NoError(t, err)
 	restart(t, b)
-	require.Equal(t, relay.Tail{Exists: true, FirstSeq: 1000, LastSeq: 1004}, tail(t, p))
+	require.Equal(t, relay.Tail{Exists: true, FirstSeq: 1000, LastSeq: 1004, Msgs: 5}, tail(t, p))
 	require.Equal(t, 1, b.State().Restarts, "a stream that cannot be read is no reason to restart")
 }
 

@@ -41,7 +41,7 @@ func (s *memory) Tail(context.Context) (relay.Tail, error) {
 	if s.down != nil || !s.exists {
 		return relay.Tail{}, s.down
 	}
-	return relay.Tail{Exists: true, FirstSeq: s.first, LastSeq: s.last()}, nil
+	return relay.Tail{Exists: true, FirstSeq: s.first, LastSeq: s.last(), Msgs: uint64(len(s.msgs))}, nil
 }
 
 func (s *memory) Get(_ context.Context, seq uint64) (relay.Message, error) {

@@ -25,6 +25,15 @@ type Tail struct {
 	Exists   bool   // false: there is no such stream, the rest is zero
 	FirstSeq uint64 // first sequence still held; LastSeq+1 when empty
 	LastSeq  uint64 // last sequence ever given out; survives expiry
+	// Msgs is how many messages it holds. Nothing but its limits removes any,
+	// and those the oldest: fewer than the span of sequences is damage.
+	Msgs uint64
+}
+
+// missing is how many messages are not there between the first and the last.
+func (t Tail) missing() uint64 {
+	span := t.LastSeq + 1 - t.FirstSeq
+	return span - min(span, t.Msgs)
 }
 
 // Publisher is the stream as the relay sees it. Its methods are called from

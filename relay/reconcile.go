@@ -69,6 +69,8 @@ func reconcile(o observed) plan {
 	switch {
 	case !o.tail.Exists:
 		return again("there is no stream")
+	case o.tail.missing() > 0:
+		return again("%d messages are missing between its first, %d, and its last, %d", o.tail.missing(), o.tail.FirstSeq, o.tail.LastSeq)
 	case o.tail.LastSeq == o.cursor.StreamSeq:
 		if o.last != nil && !ours(o.last, o.cursor.EventID) {
 			return again("its message %d is %q, the log published %q", o.tail.LastSeq, o.last.Record.EventID, o.cursor.EventID)

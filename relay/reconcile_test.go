@@ -32,7 +32,12 @@ func pub(first, last int64, firstSeq, lastSeq uint64, joins bool) publication {
 // stand to each other.
 func TestReconcileTable(t *testing.T) {
 	at := Cursor{Position: 7, EventID: "G", StreamSeq: 5, EventPosition: 7}
-	tail := func(first, last uint64) Tail { return Tail{Exists: true, FirstSeq: first, LastSeq: last} }
+	tail := func(first, last uint64) Tail {
+		return Tail{Exists: true, FirstSeq: first, LastSeq: last, Msgs: last + 1 - first}
+	}
+	damaged := func(first, last, msgs uint64) Tail {
+		return Tail{Exists: true, FirstSeq: first, LastSeq: last, Msgs: msgs}
+	}
 	for _, tc := range []struct {
 		name string
 		o    observed
@@ -43,6 +48,12 @@ func TestReconcileTable(t *testing.T) {
 		{"equal", observed{cursor: at, tail: tail(1, 5), last: message("L", "G"), highest: 5}, plan{action: goOn, cursor: at}},
 		{"equal, expired", observed{cursor: at, tail: tail(6, 5), highest: 5}, plan{action: goOn, cursor: at}},
 		{"equal, unreadable", observed{cursor: at, tail: tail(2, 5), highest: 5}, plan{action: rebuild, firstSeq: 5 + seqMargin}},
+		{"equal, with a hole", observed{cursor: at, tail: damaged(1, 5, 3), last: message("L", "G"), highest: 5}, plan{action: rebuild, firstSeq: 5 + seqMargin}},
+		{"ahead, with a hole before the cursor", observed{cursor: at, tail: damaged(1, 6, 5), highest: 5,
+			beyond: []*Message{message("L", "H")}, next: []entry{row(8, "H")}},
+			plan{action: rebuild, firstSeq: 6 + seqMargin}},
+		{"behind, with a hole", observed{cursor: at, tail: damaged(1, 3, 2), highest: 5, last: message("L", "C"), behind: &Cursor{3, "C", 3, 3}},
+			plan{action: rebuild, firstSeq: 5 + seqMargin}},
 		{"equal, other event", observed{cursor: at, tail: tail(1, 5), last: message("L", "X"), highest: 5}, plan{action: rebuild, firstSeq: 5 + seqMargin}},
 		{"equal, other log", observed{cursor: at, tail: tail(1, 5), last: message("M", "G"), highest: 5}, plan{action: rebuild, firstSeq: 5 + seqMargin}},
 		{"equal, foreign", observed{cursor: at, tail: tail(1, 5), last: message("", ""), highest: 5}, plan{action: rebuild, firstSeq: 5 + seqMargin}},
