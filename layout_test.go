@@ -17,8 +17,8 @@ import (
 var layers = [][]string{
 	{"store", "internal/lock", "internal/failpoint", "internal/attempt", "internal/powercut"},
 	{"outbox"},
-	{"relay", "consumer"},
-	{"broker", "internal/admin", "internal/metrics"},
+	{"relay", "consumer", "internal/archive"},
+	{"broker", "internal/admin", "internal/metrics", "internal/retention"},
 	{"node", "internal/web"},
 	{"outlogtest", "examples/orders"},
 	{"internal/cli", "internal/bench"},

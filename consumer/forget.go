@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"math"
@@ -112,4 +113,21 @@ func TrimAttempts(ctx context.Context, db *store.DB, age time.Duration, limit in
 		return false, fmt.Errorf("trim the history of attempts: %w", err)
 	}
 	return more, nil
+}
+
+// Names returns the consumers that have run on this database, by name.
+func Names(ctx context.Context, db *sql.DB) (names []string, err error) {
+	rows, err := db.QueryContext(ctx, `SELECT name FROM outlog_consumers ORDER BY name`)
+	if err != nil {
+		return nil, fmt.Errorf("list consumers: %w", err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var name string
+		if err := rows.Scan(&name); err != nil {
+			return nil, fmt.Errorf("list consumers: %w", err)
+		}
+		names = append(names, name)
+	}
+	return names, rows.Err()
 }

@@ -23,7 +23,9 @@ import (
 
 	"outlog/broker"
 	"outlog/consumer"
+	"outlog/internal/archive"
 	"outlog/internal/lock"
+	"outlog/internal/retention"
 	"outlog/outbox"
 	"outlog/relay"
 	"outlog/store"
@@ -37,6 +39,7 @@ type Node struct {
 	log    *outbox.Log
 	broker *broker.Broker // nil with NoBroker
 	relay  *relay.Relay   // nil with NoBroker
+	pruner *retention.Loop
 
 	mu        sync.Mutex
 	consumers []*consumer.Consumer
@@ -103,8 +106,11 @@ func (n *Node) open(ctx context.Context, dbPath, streamDir string) (err error) {
 	}
 	n.db.Register(relay.Checks...)
 	n.db.Register(consumer.Checks...)
-	if o.NoBroker {
-		return nil
+	if n.pruner, err = newPruner(n.db, n.log, o); err != nil || o.NoBroker {
+		return err
+	}
+	if err := relay.Register(ctx, n.db); err != nil {
+		return err
 	}
 	n.broker, err = broker.New(broker.Options{Dir: streamDir, LogID: n.log.ID(), MaxAge: o.StreamMaxAge, MaxBytes: o.StreamMaxBytes, Logger: o.Logger})
 	if err != nil {
@@ -114,6 +120,20 @@ func (n *Node) open(ctx context.Context, dbPath, streamDir string) (err error) {
 	r.Stream, r.MaxAge, r.DrainTimeout, r.Logger, r.Failpoint = n.broker.StreamName(), o.StreamMaxAge, o.DrainTimeout, o.Logger, o.Failpoint
 	n.relay, err = relay.New(n.db, n.log, n.broker.Publisher(), r)
 	return err
+}
+
+// newPruner returns the loop that keeps the log as long as the options say.
+func newPruner(db *store.DB, log *outbox.Log, o Options) (*retention.Loop, error) {
+	l := retention.LoopOptions{InboxWindow: o.InboxWindow, HistoryAge: o.HistoryAge, Logger: o.Logger}
+	l.Rule = retention.Rule{OlderThan: o.Retention, MaxBytes: o.RetentionBytes}
+	l.Needs, l.Failpoint = outbox.Needs{NoRelay: o.NoBroker}, o.Failpoint
+	if o.Archive != "" {
+		var err error
+		if l.Archive, err = archive.Open(o.Archive, log.ID(), archive.Format(o.ArchiveFormat)); err != nil {
+			return nil, err
+		}
+	}
+	return retention.NewLoop(db, log, l), nil
 }
 
 // Update runs fn in a write transaction; see store.DB.Update.

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"outlog/internal/archive"
 	"outlog/relay"
 	"outlog/store"
 )
@@ -40,6 +41,27 @@ type Options struct {
 	// Relay tunes the relay: windows, polling, attempts, what a dead event does.
 	// Stream, MaxAge, DrainTimeout, Logger and Failpoint are the node's own.
 	Relay relay.Options
+	// Retention is how long an event stays in the log at least, from 1 min.
+	// 0: for ever. What a consumer has not read, what is parked and what is not
+	// published stays longer.
+	Retention time.Duration
+	// RetentionBytes is the size of the log (payloads, headers, and 256 bytes for
+	// each event) above which the oldest events go, whatever their age, from 1 MiB.
+	// 0: no limit. The same stays.
+	RetentionBytes int64
+	// Archive is a directory to which events are written before they are
+	// pruned. Empty: they are not.
+	Archive string
+	// ArchiveFormat is "ndjson" (NDJSON compressed with zstd) or "parquet".
+	// Empty: ndjson.
+	ArchiveFormat string
+	// InboxWindow is for how many positions below its cursor a consumer keeps
+	// inbox rows, from 1000. 0: 1000000. -1: all of them. They prove a second time
+	// what the cursor proves.
+	InboxWindow int64
+	// HistoryAge is how long failed attempts are remembered, from 1 h. 0: 2160 h.
+	// -1: for ever.
+	HistoryAge time.Duration
 	// DrainTimeout bounds each step of an orderly stop, 1 ms to 10 min. 0: 5 s.
 	DrainTimeout time.Duration
 	// Logger receives all messages. nil: none.
@@ -69,10 +91,38 @@ func (o Options) withDefaults() (Options, error) {
 	if o.DrainTimeout < time.Millisecond || o.DrainTimeout > 10*time.Minute {
 		return o, fmt.Errorf("%w: DrainTimeout = %v, must be 1ms to 10m", ErrInvalidOption, o.DrainTimeout)
 	}
+	if err := o.retentionDefaults(); err != nil {
+		return o, err
+	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	return o, nil
+}
+
+func (o *Options) retentionDefaults() error {
+	if o.InboxWindow == 0 {
+		o.InboxWindow = 1_000_000
+	}
+	if o.HistoryAge == 0 {
+		o.HistoryAge = 90 * 24 * time.Hour
+	}
+	if o.ArchiveFormat == "" {
+		o.ArchiveFormat = string(archive.NDJSON)
+	}
+	switch {
+	case o.Retention != 0 && o.Retention < time.Minute:
+		return fmt.Errorf("%w: Retention = %v, must be from 1m, or 0 for ever", ErrInvalidOption, o.Retention)
+	case o.RetentionBytes != 0 && o.RetentionBytes < 1<<20:
+		return fmt.Errorf("%w: RetentionBytes = %d, must be from 1 MiB, or 0 for no limit", ErrInvalidOption, o.RetentionBytes)
+	case o.InboxWindow != -1 && o.InboxWindow < 1000:
+		return fmt.Errorf("%w: InboxWindow = %d, must be from 1000, or -1 for all", ErrInvalidOption, o.InboxWindow)
+	case o.HistoryAge != -1 && o.HistoryAge < time.Hour:
+		return fmt.Errorf("%w: HistoryAge = %v, must be from 1h, or -1 for ever", ErrInvalidOption, o.HistoryAge)
+	case o.ArchiveFormat != string(archive.NDJSON) && o.ArchiveFormat != string(archive.Parquet):
+		return fmt.Errorf("%w: ArchiveFormat = %q, must be ndjson or parquet", ErrInvalidOption, o.ArchiveFormat)
+	}
+	return nil
 }
 
 // DatabasePath is the database file of a data directory.

@@ -53,11 +53,14 @@ func (n *Node) Run(ctx context.Context) error {
 		consumers.run(func(ctx context.Context) { fail("consumer "+c.Name(), c.Run(ctx)) })
 	}
 
+	pruning := newStage(ctx)
+	pruning.run(n.pruner.Run)
+
 	<-ctx.Done()
 	for _, s := range []struct {
 		name string
 		*stage
-	}{{"consumers", consumers}, {"relay", relays}, {"broker", brokers}, {"watch", watch}} {
+	}{{"pruning", pruning}, {"consumers", consumers}, {"relay", relays}, {"broker", brokers}, {"watch", watch}} {
 		if took := s.stop(); took > n.opts.DrainTimeout {
 			n.opts.Logger.Warn("slow stop", "part", s.name, "took", took.Round(time.Millisecond))
 		}

@@ -43,7 +43,8 @@ func (n *Node) VerifyStream(ctx context.Context) (store.Result, error) {
 	defer expected.close()
 	var checked int64
 	err = n.broker.Scan(ctx, func(seq uint64, m relay.Message) error {
-		if seq > tail.LastSeq {
+		// Nobody knows any more at which sequence a pruned event was.
+		if seq > tail.LastSeq || m.LogID == n.log.ID() && m.Record.Position <= expected.pruned {
 			return nil
 		}
 		want, ok, err := expected.next()
@@ -102,6 +103,7 @@ type published struct {
 	tx      *sql.Tx
 	rows    *sql.Rows
 	through uint64 // the relay's stored sequence
+	pruned  int64  // events up to this position are not among them
 	seq     uint64 // of the next row within the current publication
 	end     uint64
 }
@@ -118,7 +120,8 @@ func (n *Node) published(ctx context.Context, tail relay.Tail) (*published, erro
 		return nil, err
 	}
 	p := &published{tx: tx}
-	if err = tx.QueryRowContext(ctx, `SELECT stream_seq FROM outlog_relay WHERE name = 'main'`).Scan(&p.through); err == nil {
+	if err = tx.QueryRowContext(ctx, `SELECT stream_seq, pruned_through FROM outlog_relay, outlog_meta WHERE name = 'main'`).
+		Scan(&p.through, &p.pruned); err == nil {
 		p.rows, err = tx.QueryContext(ctx, `SELECT o.position, o.event_id,
 				p.last_stream_seq - (row_number() OVER (PARTITION BY p.first_position ORDER BY o.position DESC) - 1)
 			FROM outlog_publications p JOIN outbox o ON o.position BETWEEN p.first_position AND p.last_position

@@ -7,16 +7,21 @@ import (
 	"fmt"
 	"time"
 
+	"outlog/outbox"
 	"outlog/store"
 )
 
 // Status is how far everybody has come in the log.
 type Status struct {
-	LogID         string     `json:"log_id"`
-	Head          int64      `json:"head"`           // position of the last event, 0: there was never one
-	PrunedThrough int64      `json:"pruned_through"` // events up to here may be gone
-	Relay         Relay      `json:"relay"`
-	Consumers     []Consumer `json:"consumers"` // by name
+	LogID         string `json:"log_id"`
+	Head          int64  `json:"head"`           // position of the last event, 0: there was never one
+	PrunedThrough int64  `json:"pruned_through"` // events up to here may be gone
+	// PrunableThrough is how far the log could be pruned now, and HeldBy who needs
+	// the event after that, null if nobody does.
+	PrunableThrough int64          `json:"prunable_through"`
+	HeldBy          *outbox.Holder `json:"held_by"`
+	Relay           Relay          `json:"relay"`
+	Consumers       []Consumer     `json:"consumers"` // by name
 }
 
 // Relay is how far the stream is behind the log.
@@ -66,6 +71,14 @@ func statusFrom(ctx context.Context, q store.Querier, now time.Time) (Status, er
 		Scan(&s.LogID, &s.PrunedThrough, &s.Head)
 	if err != nil {
 		return s, err
+	}
+	held, err := outbox.Holders(ctx, q, s.PrunedThrough, s.Head, now, outbox.Needs{})
+	if err != nil {
+		return s, err
+	}
+	s.PrunableThrough = s.Head
+	if len(held) > 0 {
+		s.HeldBy, s.PrunableThrough = &held[0], max(held[0].Position, s.PrunedThrough)
 	}
 	if s.Relay, err = relayStatus(ctx, q, now); err != nil {
 		return s, err

@@ -53,9 +53,10 @@ func TestReadStatus(t *testing.T) {
 	s, err = admin.ReadStatus(ctx, db)
 	require.NoError(t, err)
 	require.Equal(t, admin.Status{
-		LogID: log.ID(),
-		Head:  5,
-		Relay: admin.Relay{Position: 3, StreamSeq: 3, Token: 7, Backlog: admin.Backlog{LagEvents: 2, LagSeconds: 2, Parked: 1}},
+		LogID:  log.ID(),
+		Head:   5,
+		HeldBy: &outbox.Holder{Kind: "parked", Name: "all", Position: 0},
+		Relay:  admin.Relay{Position: 3, StreamSeq: 3, Token: 7, Backlog: admin.Backlog{LagEvents: 2, LagSeconds: 2, Parked: 1}},
 		Consumers: []admin.Consumer{
 			{Name: "all", Position: 5, Generation: 1, Backlog: admin.Backlog{Parked: 2, Dead: 1}},
 			{Name: "renames", Position: 2, Generation: 1, Paused: true, Backlog: admin.Backlog{LagEvents: 2, LagSeconds: 3}},

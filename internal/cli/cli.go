@@ -25,6 +25,7 @@ type commands struct {
 	Events    eventsCmd    `cmd:"" help:"Show events of the log."`
 	Dead      deadCmd      `cmd:"" help:"List, show, redrive and discard dead letters."`
 	Consumers consumersCmd `cmd:"" help:"List, pause, resume, reset and remove consumers."`
+	Prune     pruneCmd     `cmd:"" help:"Remove old events that nobody needs any more, after archiving them if told to."`
 	Version   versionCmd   `cmd:"" help:"Show the version of this program and of what is in it."`
 }
 

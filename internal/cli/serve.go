@@ -18,11 +18,16 @@ import (
 )
 
 type serveCmd struct {
-	Dir          string        `default:"./outlog-data" placeholder:"DIR" help:"Data directory; it is made if it is not there (${default})."`
-	HTTP         string        `name:"http" default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Listen here; port 0 picks a free one (${default})."`
-	Synchronous  string        `default:"full" enum:"full,normal" placeholder:"MODE" help:"full: accepted orders survive power loss. normal: power loss may take the last ones (${default})."`
-	DrainTimeout time.Duration `default:"5s" placeholder:"DURATION" help:"Bounds each step of an orderly stop (${default})."`
-	Standby      bool          `help:"Wait while another process owns the directory, and take over when it ends."`
+	Dir            string        `default:"./outlog-data" placeholder:"DIR" help:"Data directory; it is made if it is not there (${default})."`
+	HTTP           string        `name:"http" default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Listen here; port 0 picks a free one (${default})."`
+	Synchronous    string        `default:"full" enum:"full,normal" placeholder:"MODE" help:"full: accepted orders survive power loss. normal: power loss may take the last ones (${default})."`
+	DrainTimeout   time.Duration `default:"5s" placeholder:"DURATION" help:"Bounds each step of an orderly stop (${default})."`
+	Retention      time.Duration `default:"0s" placeholder:"DURATION" help:"Prune events older than this that nobody needs; 0s keeps them for ever (${default})."`
+	RetentionBytes int64         `default:"0" placeholder:"BYTES" help:"Prune the oldest such events until the log is no larger; 0: whatever its size (${default})."`
+	archiveFlags
+	InboxWindow int64         `default:"1000000" placeholder:"POSITIONS" help:"Keep inbox rows for this many positions below a consumer's cursor; -1 keeps all (${default})."`
+	HistoryAge  time.Duration `default:"2160h" placeholder:"DURATION" help:"Remember failed attempts for this long; -1ns: for ever (${default})."`
+	Standby     bool          `help:"Wait while another process owns the directory, and take over when it ends."`
 	tokenFlag
 	logFlags
 }
@@ -49,12 +54,18 @@ func (c *serveCmd) Run(ctx context.Context, out output) error {
 		log.Info("standing by until the owner of the directory ends", "dir", c.Dir, "owner_pid", owner.PID)
 	}
 	n, err := node.Open(ctx, node.Options{
-		Dir:          c.Dir,
-		Standby:      c.Standby,
-		Synchronous:  strings.ToUpper(c.Synchronous),
-		DrainTimeout: c.DrainTimeout,
-		Migrations:   []store.Migrations{orders.Migrations()},
-		Logger:       log,
+		Dir:            c.Dir,
+		Standby:        c.Standby,
+		Synchronous:    strings.ToUpper(c.Synchronous),
+		DrainTimeout:   c.DrainTimeout,
+		Retention:      c.Retention,
+		RetentionBytes: c.RetentionBytes,
+		Archive:        c.Archive,
+		ArchiveFormat:  c.ArchiveFormat,
+		InboxWindow:    c.InboxWindow,
+		HistoryAge:     c.HistoryAge,
+		Migrations:     []store.Migrations{orders.Migrations()},
+		Logger:         log,
 	})
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		return nil // told to stop while it was waiting

@@ -107,6 +107,9 @@ func (d *statusDocument) print(w io.Writer) error {
 		fmt.Fprintf(t, "node\tpid %d at http://%s since %s\n", d.Owner.PID, d.Owner.Address, stamp(d.Owner.StartedAt))
 	}
 	fmt.Fprintf(t, "log\t%s, head %d, pruned through %d\n", d.LogID, d.Head, d.PrunedThrough)
+	if d.HeldBy != nil && d.HeldBy.Kind != "stream" { // that is over in a minute
+		fmt.Fprintf(t, "prunable\tthrough %d: %s\n", d.PrunableThrough, printable(d.HeldBy.String()))
+	}
 	fmt.Fprintf(t, "on disk\tdatabase %s, WAL %s, stream %s\n\n",
 		bytesText(d.Bytes.Database), bytesText(d.Bytes.WAL), bytesText(d.Bytes.Stream))
 	if err := t.Flush(); err != nil {
