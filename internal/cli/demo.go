@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"path/filepath"
 	"time"
 )
 
@@ -18,12 +17,9 @@ type demoCmd struct {
 	Seed   uint64 `default:"0" placeholder:"N" help:"Makes orders and moments of killing repeatable; 0: random."`
 }
 
-const (
-	demoClients = 16
-	// demoCatchUp bounds the wait for relay and consumers before the service is
-	// told to stop. What is not applied by then counts as lost.
-	demoCatchUp = 20 * time.Second
-)
+// catchUp bounds the wait for relay and consumers before the service is told to
+// stop. What is not applied by then counts as lost.
+const catchUp = 20 * time.Second
 
 // Validate refuses numbers that make no demonstration.
 func (c *demoCmd) Validate() error {
@@ -42,7 +38,7 @@ func (c *demoCmd) Run(ctx context.Context, out output) (err error) {
 	if c.Seed == 0 {
 		c.Seed = rand.Uint64()
 	}
-	dir, temporary, err := c.directory()
+	dir, temporary, err := newDataDir("demo", c.Dir)
 	if err != nil {
 		return err
 	}
@@ -69,46 +65,29 @@ func (c *demoCmd) Run(ctx context.Context, out output) (err error) {
 	return err
 }
 
-// directory makes the directory, or accepts an empty one: a demonstration must
-// not kill and judge somebody's data.
-func (c *demoCmd) directory() (dir string, temporary bool, err error) {
-	if c.Dir == "" {
-		dir, err = os.MkdirTemp("", "outlog-demo-") // mode 0700
-		return dir, true, err
-	}
-	if dir, err = filepath.Abs(c.Dir); err != nil {
-		return "", false, err
-	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", false, err
-	}
-	entries, err := os.ReadDir(dir)
-	if err == nil && len(entries) > 0 {
-		err = fmt.Errorf("%s is not empty; give demo a directory of its own", dir)
-	}
-	return dir, false, err
-}
-
 // demonstrate does it. An error means that there is nothing to judge.
 func (c *demoCmd) demonstrate(ctx context.Context, dir dataDir, out output) (demoDocument, error) {
 	var d demoDocument
-	server := newDemoServer(dir.Dir)
+	server := newChild(dir.Dir)
 	defer server.kill()
 	if err := server.start(ctx); err != nil {
 		return d, err
 	}
 	load := newDemoLoad(c.Seed, c.Orders, c.Kills, server)
-	if err := load.run(ctx, newProgress(out.Err, c.Orders)); err != nil {
+	if err := load.run(ctx, newProgress(out.Err, c.Orders, "orders")); err != nil {
 		return d, errors.Join(err, server.trouble())
 	}
-	if err := awaitQuiet(ctx, dir, demoCatchUp); err != nil {
+	if err := awaitQuiet(ctx, dir, catchUp); err != nil {
 		return d, errors.Join(err, server.trouble())
 	}
-	load.client.CloseIdleConnections() // the server would wait for one that was never used
+	load.http.CloseIdleConnections() // the server would wait for one that was never used
 	d.cleanStop = server.stop(ctx)
 	d.Orders, d.Kills, d.Recovery = c.Orders, len(load.recoveries), milliseconds(load.recoveries)
 	d.cancelled = load.cancelled()
-	return d, d.audit(ctx, dir, load.list)
+	v, err := audit(ctx, dir, load.list, nil)
+	d.promises, d.Events, d.Consumers, d.checks = v.promises, v.events, v.consumers, v.checks
+	d.OK = err == nil && v.kept() && d.cleanStop == nil
+	return d, err
 }
 
 func milliseconds(ds []time.Duration) []int64 {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 
 	"outlog/node"
 	"outlog/store"
@@ -12,6 +14,27 @@ import (
 // dataDir is the flag of all commands that work on an existing directory.
 type dataDir struct {
 	Dir string `default:"./outlog-data" placeholder:"DIR" help:"Data directory (${default})."`
+}
+
+// newDataDir makes the directory that a command fills, kills and judges, or
+// accepts an empty one: never somebody's data. Without a name it is a temporary
+// one.
+func newDataDir(command, name string) (dir string, temporary bool, err error) {
+	if name == "" {
+		dir, err = os.MkdirTemp("", "outlog-"+command+"-") // mode 0700
+		return dir, true, err
+	}
+	if dir, err = filepath.Abs(name); err != nil {
+		return "", false, err
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", false, err
+	}
+	entries, err := os.ReadDir(dir)
+	if err == nil && len(entries) > 0 {
+		err = fmt.Errorf("%s is not empty; give %s a directory of its own", dir, command)
+	}
+	return dir, false, err
 }
 
 func (d dataDir) database() string { return node.DatabasePath(d.Dir) }

@@ -11,12 +11,12 @@ import (
 // progress is a bar on a terminal, and nothing anywhere else.
 type progress struct{ bar *progressbar.ProgressBar }
 
-func newProgress(w io.Writer, total int) progress {
+func newProgress(w io.Writer, total int, what string) progress {
 	f, ok := w.(*os.File)
 	if !ok || !isatty.IsTerminal(f.Fd()) && !isatty.IsCygwinTerminal(f.Fd()) {
 		return progress{}
 	}
-	return progress{progressbar.NewOptions(total, progressbar.OptionSetWriter(w), progressbar.OptionSetDescription("orders"),
+	return progress{progressbar.NewOptions(total, progressbar.OptionSetWriter(w), progressbar.OptionSetDescription(what),
 		progressbar.OptionShowCount(), progressbar.OptionClearOnFinish())}
 }
 

@@ -19,46 +19,49 @@ import (
 )
 
 const (
-	demoReady = 30 * time.Second // for serve to become ready
-	demoStop  = 30 * time.Second // for serve to drain
+	childReady = 30 * time.Second // for serve to become ready
+	childStop  = 30 * time.Second // for serve to drain
 )
 
-// demoServer is a serve process that is killed and started again. Each start
+// child is a serve process that is killed and started again. Each start
 // has another port.
-type demoServer struct {
+type child struct {
 	dir     string
 	stderr  lastBytes
+	log     io.Writer  // gets stderr too
 	crashed chan error // receives when a process ends that nobody told to
 
 	mu      sync.Mutex
-	process *demoProcess  // nil while down
+	runs    int           // started so far
+	process *process      // nil while down
 	changed chan struct{} // closed and replaced when process changes
 }
 
-// demoProcess is one run of serve.
-type demoProcess struct {
+// process is one run of serve.
+type process struct {
 	cmd      *exec.Cmd
+	run      int           // which of the child's, from 1
 	base     string        // http://host:port
 	expected atomic.Bool   // it was told to end
 	done     chan struct{} // closed when it has ended
 	err      error         // how; read after done
 }
 
-func newDemoServer(dir string) *demoServer {
-	return &demoServer{dir: dir, crashed: make(chan error, 1), changed: make(chan struct{})}
+func newChild(dir string) *child {
+	return &child{dir: dir, log: io.Discard, crashed: make(chan error, 1), changed: make(chan struct{})}
 }
 
 // start runs serve and returns when it is ready.
-func (s *demoServer) start(ctx context.Context) error {
+func (s *child) start(ctx context.Context) error {
 	exe, err := os.Executable()
 	if err != nil {
 		return err
 	}
-	p := &demoProcess{cmd: exec.Command(exe, "serve", "--dir", s.dir, "--http", "127.0.0.1:0", "--log-level", "warn"),
+	p := &process{cmd: exec.Command(exe, "serve", "--dir", s.dir, "--http", "127.0.0.1:0", "--log-level", "warn"),
 		done: make(chan struct{})}
 	p.cmd.Args[0] = os.Args[0]
 	p.cmd.Env = plainEnvironment()
-	p.cmd.Stderr = &s.stderr
+	p.cmd.Stderr = io.MultiWriter(&s.stderr, s.log)
 	stdout, err := p.cmd.StdoutPipe()
 	if err != nil {
 		return err
@@ -68,7 +71,7 @@ func (s *demoServer) start(ctx context.Context) error {
 	}
 	ready := make(chan readyDocument, 1)
 	go s.follow(p, stdout, ready)
-	timeout := time.NewTimer(demoReady)
+	timeout := time.NewTimer(childReady)
 	defer timeout.Stop()
 	select {
 	case d := <-ready:
@@ -78,7 +81,7 @@ func (s *demoServer) start(ctx context.Context) error {
 	case err = <-s.crashed:
 		return err
 	case <-timeout.C:
-		err = fmt.Errorf("serve is not ready after %v", demoReady)
+		err = fmt.Errorf("serve is not ready after %v", childReady)
 	case <-ctx.Done():
 		err = ctx.Err()
 	}
@@ -87,7 +90,7 @@ func (s *demoServer) start(ctx context.Context) error {
 }
 
 // follow reads what a process writes to stdout, and sees it end.
-func (s *demoServer) follow(p *demoProcess, stdout io.Reader, ready chan<- readyDocument) {
+func (s *child) follow(p *process, stdout io.Reader, ready chan<- readyDocument) {
 	lines := bufio.NewReader(stdout)
 	line, _ := lines.ReadBytes('\n')
 	var d readyDocument
@@ -103,7 +106,7 @@ func (s *demoServer) follow(p *demoProcess, stdout io.Reader, ready chan<- ready
 }
 
 // end sends the process a signal that ends it.
-func (p *demoProcess) end(signal os.Signal) {
+func (p *process) end(signal os.Signal) {
 	p.expected.Store(true)
 	_ = p.cmd.Process.Signal(signal) // fails when it has ended
 }
@@ -121,37 +124,41 @@ func plainEnvironment() []string {
 }
 
 // set notes the running process, or with nil that there is none.
-func (s *demoServer) set(p *demoProcess) {
+func (s *child) set(p *process) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if p != nil {
+		s.runs++
+		p.run = s.runs
+	}
 	s.process = p
 	close(s.changed)
 	s.changed = make(chan struct{})
 }
 
-func (s *demoServer) current() (p *demoProcess, changed <-chan struct{}) {
+func (s *child) current() (p *process, changed <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.process, s.changed
 }
 
-// url waits until the server is up.
-func (s *demoServer) url(ctx context.Context) (string, error) {
+// up waits until the server is up.
+func (s *child) up(ctx context.Context) (*process, error) {
 	for {
 		p, changed := s.current()
 		if p != nil {
-			return p.base, nil
+			return p, nil
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return "", ctx.Err()
+			return nil, ctx.Err()
 		}
 	}
 }
 
 // kill ends the process as SIGKILL does, if there is one, and waits for its end.
-func (s *demoServer) kill() {
+func (s *child) kill() {
 	if p, _ := s.current(); p != nil {
 		p.end(os.Kill)
 		<-p.done
@@ -161,14 +168,14 @@ func (s *demoServer) kill() {
 
 // stop asks the process to drain and end, and returns an error if it did not
 // do so in order.
-func (s *demoServer) stop(ctx context.Context) error {
+func (s *child) stop(ctx context.Context) error {
 	if runtime.GOOS == "windows" { // which has no SIGTERM
 		s.kill()
 		return nil
 	}
 	p, _ := s.current()
 	p.end(syscall.SIGTERM)
-	timeout := time.NewTimer(demoStop)
+	timeout := time.NewTimer(childStop)
 	defer timeout.Stop()
 	select {
 	case <-p.done:
@@ -178,14 +185,14 @@ func (s *demoServer) stop(ctx context.Context) error {
 		}
 		return nil
 	case <-timeout.C:
-		return errors.Join(fmt.Errorf("serve has not stopped after %v", demoStop), s.trouble())
+		return errors.Join(fmt.Errorf("serve has not stopped after %v", childStop), s.trouble())
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
 // trouble is what the processes wrote to stderr, nil if nothing.
-func (s *demoServer) trouble() error {
+func (s *child) trouble() error {
 	if text := s.stderr.String(); text != "" {
 		return fmt.Errorf("serve wrote:\n%s", text)
 	}
