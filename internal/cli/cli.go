@@ -20,6 +20,7 @@ const (
 type commands struct {
 	Serve     serveCmd     `cmd:"" help:"Run the order service with relay, broker, consumers and HTTP."`
 	Demo      demoCmd      `cmd:"" help:"Place orders, kill the service again and again, and show that every promise is kept."`
+	Torture   tortureCmd   `cmd:"" help:"Hurt the service in every way for a time, and check from outside that every promise was kept."`
 	Verify    verifyCmd    `cmd:"" help:"Check that log, stream, consumers and orders agree."`
 	Status    statusCmd    `cmd:"" help:"Show how far relay and consumers are behind the log."`
 	Events    eventsCmd    `cmd:"" help:"Show events of the log."`

@@ -47,6 +47,7 @@ func TestScripts(t *testing.T) {
 			"id":     scriptID,
 			"kill":   scriptKill,
 			"mode":   scriptMode,
+			"murder": scriptMurder,
 			"serve":  scriptServe,
 			"sql":    scriptSQL,
 			"stop":   scriptStop,
@@ -139,6 +140,25 @@ func scriptMode(ts *testscript.TestScript, neg bool, args []string) {
 	if got := strconv.FormatUint(uint64(st.Mode()&fs.ModePerm), 8); got != args[0] {
 		ts.Fatalf("%s has mode %s, want %s", args[1], got, args[0])
 	}
+}
+
+// scriptMurder kills the owner of a directory that is being tortured, after the
+// first fault.
+func scriptMurder(ts *testscript.TestScript, neg bool, args []string) {
+	arguments(ts, neg, len(args) == 1, "murder DIR")
+	dir := ts.MkAbs(args[0])
+	for began := time.Now(); time.Since(began) < 20*time.Second; {
+		log, _ := os.ReadFile(filepath.Join(dir, "torture.log"))
+		owner, held, err := lock.Holder(filepath.Join(dir, "outlog.db"))
+		if err != nil || !held || owner.PID == 0 || !strings.Contains(string(log), "orders are accepted") {
+			continue
+		}
+		p, err := os.FindProcess(owner.PID)
+		ts.Check(err)
+		ts.Check(p.Kill())
+		return
+	}
+	ts.Fatalf("nobody owns %s", dir)
 }
 
 // scriptSQL changes a database behind the service's back.
