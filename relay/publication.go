@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -56,13 +57,21 @@ func publications(entries []entry, base uint64, at time.Time) (pubs []publicatio
 	return pubs
 }
 
+// addPublications writes publications. One that is there already was committed
+// by a write that was told that it had failed, and may have grown since.
 func addPublications(pubs []publication) change {
 	return func(ctx context.Context, tx *store.Tx) error {
 		for _, p := range pubs {
-			if _, err := tx.ExecContext(ctx, `INSERT INTO outlog_publications
-				(first_position, last_position, first_stream_seq, last_stream_seq, published_at) VALUES (?, ?, ?, ?, ?)`,
-				p.firstPosition, p.lastPosition, p.firstSeq, p.lastSeq, p.at); err != nil {
+			r, err := tx.ExecContext(ctx, `INSERT INTO outlog_publications
+				(first_position, last_position, first_stream_seq, last_stream_seq, published_at) VALUES (?, ?, ?, ?, ?)
+				ON CONFLICT (first_position) DO UPDATE SET last_position = excluded.last_position, last_stream_seq = excluded.last_stream_seq,
+					published_at = excluded.published_at WHERE first_stream_seq = excluded.first_stream_seq`,
+				p.firstPosition, p.lastPosition, p.firstSeq, p.lastSeq, p.at)
+			if err != nil {
 				return fmt.Errorf("write publication: %w", err)
+			}
+			if n, err := r.RowsAffected(); err != nil || n != 1 {
+				return errors.Join(fmt.Errorf("write publication: position %d is on the stream at another sequence than %d", p.firstPosition, p.firstSeq), err)
 			}
 		}
 		return nil
