@@ -48,6 +48,16 @@ type Options struct {
 	BackoffMin, BackoffMax time.Duration
 	// Logger receives the server's log. Default: discard.
 	Logger *slog.Logger
+	// Failpoint, when set, is called at the named points of a start; an error
+	// fails the start. For tests only.
+	Failpoint func(point string) error
+}
+
+func (o Options) hook(point string) error {
+	if o.Failpoint == nil {
+		return nil
+	}
+	return o.Failpoint(point)
 }
 
 var logIDForm = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)

@@ -97,6 +97,12 @@ func (b *Broker) start(ctx context.Context) (*server.Server, *serverLogger, erro
 		b.log.Error("an earlier start of the broker hung or died: its store was moved away, the stream will be rebuilt from the log",
 			"moved_to", b.dir.quarantined())
 	}
+	if err == nil && moved {
+		err = b.opts.hook("broker.after-quarantine")
+	}
+	if err == nil {
+		err = b.opts.hook("broker.after-mark")
+	}
 	if err != nil {
 		return nil, nil, err
 	}
@@ -120,7 +126,11 @@ func (b *Broker) start(ctx context.Context) (*server.Server, *serverLogger, erro
 		}
 		return nil, nil, err
 	}
-	if err := b.dir.unmark(); err != nil {
+	err = b.opts.hook("broker.after-start")
+	if err == nil {
+		err = b.dir.unmark()
+	}
+	if err != nil {
 		if stopErr := b.stop(s); stopErr != nil {
 			return nil, nil, stopErr
 		}

@@ -30,6 +30,11 @@ func (c *Consumer) isolated(ctx context.Context, rows []outbox.Record) (progress
 	if err != nil {
 		return progress{}, err
 	}
+	if m.id != "" {
+		if err := c.hook("consumer.after-mark"); err != nil {
+			return progress{}, err
+		}
+	}
 	var failed *failure
 	if m.exits >= killAttempts {
 		failed = newFailure(m.id, Permanent(errKilledProcess), "")

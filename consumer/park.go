@@ -54,10 +54,11 @@ func (c *Consumer) recordFailure(ctx context.Context, tx *store.Tx, now time.Tim
 		return err
 	}
 	if o.OnDead == Skip { // a dead one blocks nobody, and one redriven meanwhile waited for this
-		_, err := releaseNext(ctx, tx, o.Name, it.Aggregate(), now)
-		return err
+		if _, err := releaseNext(ctx, tx, o.Name, it.Aggregate(), now); err != nil {
+			return err
+		}
 	}
-	return nil
+	return c.hook("consumer.after-park")
 }
 
 // release removes an applied event from outlog_parked and makes the next one

@@ -138,7 +138,10 @@ func (c *Consumer) moveTo(ctx context.Context, id int64, q ResetRequest) error {
 		}
 		_, err = tx.ExecContext(ctx, `UPDATE outlog_consumers SET position = ?1, start_position = min(start_position, ?1), inbox_through = min(inbox_through, ?1),
 			generation = generation + 1, run_position = ?1, updated_at = ?2 WHERE name = ?3`, target, tx.Now().UnixMicro(), c.opts.Name)
-		return err
+		if err != nil {
+			return err
+		}
+		return c.hook("consumer.after-clear")
 	})
 }
 

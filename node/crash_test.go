@@ -41,43 +41,46 @@ func TestMain(m *testing.M) {
 }
 
 // child appends events of eight aggregates from four goroutines, and writes a
-// line to stdout for each append that returned.
+// line to stdout for each append that returned. In a cell of the table of
+// failpoints it then catches up; see failpoint_test.go.
 func child(dir, spec string) int {
-	o := node.Options{Dir: dir}
-	if spec != "" {
-		s, err := failpoint.Parse(spec)
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 3
-		}
-		o.Failpoint = s.Hook()
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute) // ends by itself whatever happens
 	defer cancel()
-	n, err := node.Open(ctx, o)
+	o, consumers, err := childOptions(dir, spec)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 3
 	}
-	for _, c := range []string{"a", "b"} {
-		if err := n.Handle(recorder(c, "Placed")); err != nil {
+	n, err := node.Open(ctx, o)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return startFailed
+	}
+	for _, c := range consumers {
+		if err := n.Handle(c); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 3
 		}
 	}
 	go func() { _ = n.Run(ctx) }()
+	appending, stop := context.WithCancel(ctx)
+	defer stop()
+	caughtUp := make(chan int, 1)
+	if spec != "" {
+		go func() { caughtUp <- finishCell(ctx, n, spec, stop) }()
+	}
 	var out sync.Mutex
 	var wg sync.WaitGroup
 	for g := range 4 {
 		wg.Go(func() {
-			for i := 0; ctx.Err() == nil; i++ {
+			for i := 0; appending.Err() == nil; i++ {
 				var a []outbox.Appended
 				err := n.Update(ctx, func(tx *store.Tx) (err error) {
 					a, err = n.Append(ctx, tx, outbox.Event{AggregateType: "order", AggregateID: fmt.Sprint(g, i%2), Type: "Placed", Data: placed{i}})
 					return err
 				})
 				if err != nil {
-					return
+					continue
 				}
 				out.Lock()
 				fmt.Println(a[0].ID)
@@ -86,6 +89,9 @@ func child(dir, spec string) int {
 		})
 	}
 	wg.Wait()
+	if spec != "" {
+		return <-caughtUp
+	}
 	return 0
 }
 
@@ -177,24 +183,6 @@ func prepareDir(t *testing.T) string {
 	_, stop := start(t, node.Options{Dir: dir})
 	stop()
 	return dir
-}
-
-// TestCrash kills the process at each durable boundary, as os.Exit and as
-// SIGKILL do.
-func TestCrash(t *testing.T) {
-	for _, point := range failpoint.Points {
-		for _, action := range []failpoint.Action{failpoint.ActionExit, failpoint.ActionKill} {
-			t.Run(point+"/"+string(action), func(t *testing.T) {
-				t.Parallel()
-				dir := prepareDir(t)
-				var acked []string
-				for _, hit := range []int{1, 30} { // at the first chance, and in full flight
-					acked = append(acked, runChild(t, dir, failpoint.Spec{Point: point, Hit: hit, Action: action}.String(), 0)...)
-				}
-				requireIntact(t, dir, acked)
-			})
-		}
-	}
 }
 
 // testSeed returns a seed and logs how to repeat it.

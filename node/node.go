@@ -78,7 +78,13 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 	if n.lock, err = acquire(ctx, dbPath, o.Standby); err != nil {
 		return nil, err
 	}
-	if err := n.open(ctx, dbPath, streamDir); err != nil {
+	if o.Failpoint != nil {
+		err = o.Failpoint("node.after-lock")
+	}
+	if err == nil {
+		err = n.open(ctx, dbPath, streamDir)
+	}
+	if err != nil {
 		if n.db != nil {
 			err = errors.Join(err, n.db.Close())
 		}
@@ -112,7 +118,7 @@ func (n *Node) open(ctx context.Context, dbPath, streamDir string) (err error) {
 	if err := relay.Register(ctx, n.db); err != nil {
 		return err
 	}
-	n.broker, err = broker.New(broker.Options{Dir: streamDir, LogID: n.log.ID(), MaxAge: o.StreamMaxAge, MaxBytes: o.StreamMaxBytes, Logger: o.Logger})
+	n.broker, err = broker.New(broker.Options{Dir: streamDir, LogID: n.log.ID(), MaxAge: o.StreamMaxAge, MaxBytes: o.StreamMaxBytes, Logger: o.Logger, Failpoint: o.Failpoint})
 	if err != nil {
 		return err
 	}

@@ -240,6 +240,9 @@ func (r *Relay) settle(ctx context.Context) error {
 		case rebuild:
 			if p.cursor, err = r.rebuildFrom(ctx, p.firstSeq); err == nil {
 				if err = r.pub.Recreate(ctx, p.firstSeq); err == nil {
+					err = r.hook("relay.after-recreate")
+				}
+				if err == nil {
 					err = r.store(ctx, p.cursor, cutAfterPosition(p.cursor))
 				}
 			}

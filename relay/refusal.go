@@ -164,6 +164,9 @@ func (r *Relay) countRefusal(ctx context.Context, e *outbox.Record, cause error,
 	if refused, ok := errors.AsType[*RefusedError](cause); ok {
 		text = fmt.Sprintf("refused (code %d): %s", refused.Code, refused.Reason)
 	}
+	if err := r.hook("relay.before-park"); err != nil {
+		return err
+	}
 	text = attempt.Shorten(text)
 	var n int
 	var state string

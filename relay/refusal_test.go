@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"outlog/internal/failpoint"
 	"outlog/relay"
 )
 
@@ -269,7 +270,7 @@ func TestCrashAfterEveryPublish(t *testing.T) {
 	r := newRig(t)
 	o := quick
 	o.WindowRows = 3
-	o.Failpoint = func(string) error { return errors.New("crash") }
+	o.Failpoint = failpoint.At(failpoint.RelayAfterPublish, 0, failpoint.Fail(errors.New("crash")))
 	pub := &scripted{Publisher: r.broker.Publisher(), fault: only("a", 2, refused)}
 	r.of("a", "a", "b", "a", "c", "b", "a")
 	o.MaxAttempts = 1
@@ -371,7 +372,10 @@ func randomFaults(t *testing.T, seed uint64) {
 	pub := &scripted{Publisher: &lossy{s, ofRelay}}
 	o := quick
 	o.MaxAttempts, o.WindowRows = 3, 1+random.IntN(12)
-	o.Failpoint = func(string) error {
+	o.Failpoint = func(point string) error {
+		if point != failpoint.RelayAfterPublish {
+			return nil
+		}
 		if ofRelay.IntN(10) == 0 {
 			return errors.New("crash")
 		}

@@ -228,6 +228,9 @@ func (r *Relay) append(ctx context.Context, events []entry) (int, error) {
 	if err := r.db.Durable(events[0].Position, events[len(events)-1].Position); err != nil {
 		return 0, err
 	}
+	if err := r.hook("relay.before-publish"); err != nil {
+		return 0, err
+	}
 	msgs := make([]Message, len(events))
 	prev := r.cursor.EventPosition
 	for i := range events {

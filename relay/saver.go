@@ -116,7 +116,10 @@ func (s *saver) write(ctx context.Context) error {
 	if !dirty {
 		return nil
 	}
-	err := s.relay.store(ctx, c, addPublications(pubs))
+	err := s.relay.hook("relay.before-cursor")
+	if err == nil {
+		err = s.relay.store(ctx, c, addPublications(pubs))
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {

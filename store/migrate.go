@@ -79,6 +79,9 @@ func migrate(ctx context.Context, o Options, existed bool) (err error) {
 			return fmt.Errorf("migrate %s: %w", o.Path, err)
 		}
 	}
+	if pending {
+		return o.hook("store.after-migration")
+	}
 	return nil
 }
 
@@ -171,7 +174,7 @@ func latestVersion(m Migrations) (int64, error) {
 // backupBeside copies the database next to itself and returns the copy's name.
 func backupBeside(ctx context.Context, db *sql.DB, o Options) (string, error) {
 	path := fmt.Sprintf("%s.before-migration-%s", o.Path, o.Now().UTC().Format("20060102T150405.000000"))
-	return path, vacuumInto(ctx, db, path)
+	return path, vacuumInto(ctx, db, path, o)
 }
 
 // Backup writes a consistent copy of the database to path, which must not
@@ -179,10 +182,10 @@ func backupBeside(ctx context.Context, db *sql.DB, o Options) (string, error) {
 func (db *DB) Backup(ctx context.Context, path string) error {
 	plain := sql.OpenDB(&connector{Connector: mustConnector(dsn(db.opts.Path)), role: rolePlain, pragma: db.opts.pragmas(rolePlain)})
 	defer plain.Close()
-	return vacuumInto(ctx, plain, path)
+	return vacuumInto(ctx, plain, path, db.opts)
 }
 
-func vacuumInto(ctx context.Context, db *sql.DB, path string) error {
+func vacuumInto(ctx context.Context, db *sql.DB, path string, o Options) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	if err != nil {
 		return err
@@ -193,6 +196,9 @@ func vacuumInto(ctx context.Context, db *sql.DB, path string) error {
 	start := time.Now()
 	if _, err := db.ExecContext(ctx, "VACUUM INTO ?", path); err != nil {
 		return errors.Join(fmt.Errorf("copy to %s after %v: %w", path, time.Since(start), err), os.Remove(path))
+	}
+	if err := o.hook("store.after-copy"); err != nil {
+		return errors.Join(fmt.Errorf("copy to %s: %w", path, err), os.Remove(path))
 	}
 	return errors.Join(syncFile(path), SyncDir(filepath.Dir(path)))
 }

@@ -226,11 +226,13 @@ func (db *DB) now() time.Time { return db.opts.Now().UTC().Truncate(time.Microse
 func (db *DB) NewID() string { return db.ids.next() }
 
 // hook calls the failpoint hook, if there is one.
-func (db *DB) hook(point string) error {
-	if db.opts.Failpoint == nil {
+func (db *DB) hook(point string) error { return db.opts.hook(point) }
+
+func (o Options) hook(point string) error {
+	if o.Failpoint == nil {
 		return nil
 	}
-	return db.opts.Failpoint(point)
+	return o.Failpoint(point)
 }
 
 // Close waits for running Update calls, refuses further ones, and closes the

@@ -20,15 +20,33 @@ type Hook = func(point string) error
 
 // The points. What has happened when one is reached:
 const (
-	StoreBeforeCommit    = "store.before-commit"    // all callbacks of a group ran, nothing is committed
-	StoreAfterCommit     = "store.after-commit"     // committed, no caller has been told
-	RelayAfterPublish    = "relay.after-publish"    // the broker has acknowledged, the cursor is not saved
-	ConsumerAfterHandler = "consumer.after-handler" // a batch's handlers ran, nothing is committed
-	ConsumerAfterCommit  = "consumer.after-commit"  // committed, nothing is acknowledged to the stream
+	NodeAfterLock         = "node.after-lock"         // the database is owned, and not opened
+	StoreAfterCopy        = "store.after-copy"        // a copy of the database is written, and not synced
+	StoreAfterMigration   = "store.after-migration"   // the schema is new, and nobody uses it
+	BrokerAfterQuarantine = "broker.after-quarantine" // the stream's store was moved away
+	BrokerAfterMark       = "broker.after-mark"       // the marker of a start is on the disk, the server is not started
+	BrokerAfterStart      = "broker.after-start"      // the server has started, the marker is still there
+	RelayAfterRecreate    = "relay.after-recreate"    // the stream was made anew, the cursor is the old one
+	StoreBeforeCommit     = "store.before-commit"     // all callbacks of a group ran, nothing is committed
+	StoreAfterCommit      = "store.after-commit"      // committed, no caller has been told
+	RelayBeforePublish    = "relay.before-publish"    // a window is on the disk, and none of it on the stream
+	RelayAfterPublish     = "relay.after-publish"     // the broker has acknowledged, the cursor has not moved
+	RelayBeforeCursor     = "relay.before-cursor"     // the cursor has moved in memory, and is not stored
+	RelayBeforePark       = "relay.before-park"       // the broker refuses an event, which is not parked yet
+	ConsumerAfterHandler  = "consumer.after-handler"  // a batch's handlers ran, nothing is committed
+	ConsumerAfterPark     = "consumer.after-park"     // a failed event's row is written, and not committed
+	ConsumerAfterCommit   = "consumer.after-commit"   // committed, nothing is acknowledged to the stream
+	ConsumerAfterEffect   = "consumer.after-effect"   // an external effect has happened, its result is not stored
+	ConsumerAfterMark     = "consumer.after-mark"     // a suspect's marker is committed, its handler has not run
+	ConsumerAfterClear    = "consumer.after-clear"    // a reset has undone its effects, nothing is committed
 )
 
-// Points lists all points in the order an event passes them.
-var Points = []string{StoreBeforeCommit, StoreAfterCommit, RelayAfterPublish, ConsumerAfterHandler, ConsumerAfterCommit}
+// Points lists all points: of a start, then as an event passes them.
+var Points = []string{
+	NodeAfterLock, StoreAfterCopy, StoreAfterMigration, BrokerAfterQuarantine, BrokerAfterMark, BrokerAfterStart, RelayAfterRecreate,
+	StoreBeforeCommit, StoreAfterCommit, RelayBeforePublish, RelayAfterPublish, RelayBeforeCursor, RelayBeforePark,
+	ConsumerAfterHandler, ConsumerAfterPark, ConsumerAfterCommit, ConsumerAfterEffect, ConsumerAfterMark, ConsumerAfterClear,
+}
 
 // At does something at the n-th time, from 1, that point is reached, and
 // nothing at any other time. n = 0: every time.

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 )
 
 // Action is what a Spec does at its point.
@@ -16,15 +17,21 @@ const (
 	ActionError Action = "error" // return ErrInjected
 	ActionExit  Action = "exit"  // os.Exit(ExitStatus)
 	ActionKill  Action = "kill"  // SIGKILL
+	ActionFull  Action = "full"  // return ErrFull, fullHits times
 
 	ExitStatus = 86
 )
 
 // Actions lists all actions.
-var Actions = []Action{ActionError, ActionExit, ActionKill}
+var Actions = []Action{ActionError, ActionExit, ActionKill, ActionFull}
 
 // ErrInjected is what ActionError returns.
 var ErrInjected = errors.New("injected failure")
+
+// ErrFull is what ActionFull returns: the disk has no space, for a while.
+var ErrFull = fmt.Errorf("injected: %w", syscall.ENOSPC)
+
+const fullHits = 3
 
 // Spec is a hook as text, for the argument list of a child process.
 type Spec struct {
@@ -64,6 +71,12 @@ func (s Spec) Hook() Hook {
 		return At(s.Point, s.Hit, Exit(ExitStatus))
 	case ActionKill:
 		return At(s.Point, s.Hit, Kill())
+	case ActionFull:
+		hooks := make([]Hook, fullHits)
+		for i := range hooks {
+			hooks[i] = At(s.Point, s.Hit+i, Fail(fmt.Errorf("%s: %w", s.Point, ErrFull)))
+		}
+		return All(hooks...)
 	default:
 		return At(s.Point, s.Hit, Fail(fmt.Errorf("%s: %w", s.Point, ErrInjected)))
 	}
