@@ -3,6 +3,8 @@ package node_test
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -108,4 +110,27 @@ func setRight(t *testing.T, boot time.Time, restart bool) {
 	require.NoError(t, err)
 	require.Len(t, head, 9, "nothing was pruned for its age")
 	require.Empty(t, n.NotReady(t.Context()))
+}
+
+// TestNeverPublishedIsNotTooOld: events that waited for the broker while the
+// clock was decades behind reach the stream, although it is made anew when they
+// seem to be older than its MaxAge.
+func TestNeverPublishedIsNotTooOld(t *testing.T) {
+	var clock setClock
+	clock.set(time.Unix(30, 0))
+	dir := t.TempDir()
+	file := filepath.Join(dir, "jetstream")
+	require.NoError(t, os.WriteFile(file, nil, 0o600)) // keeps the broker down
+	n, _ := start(t, node.Options{Dir: dir, Now: clock.now}, recorder("a", "Placed"))
+	for i := range 5 {
+		appendOne(t, n, "x", "Placed", i)
+	}
+	clock.set(time.Now())
+	appendOne(t, n, "x", "Placed", 5)
+	require.NoError(t, os.Remove(file))
+	eventuallyReady(t, n)
+	requireStreamAgrees(t, n)
+	r, err := n.VerifyStream(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, "6 events at their sequences, from 1 to 6", r.Detail)
 }

@@ -269,9 +269,10 @@ func (r *Relay) rebuildFrom(ctx context.Context, firstSeq uint64) (Cursor, error
 	if r.opts.MaxAge > 0 {
 		// created_at has no index; this reads oldest first, once per rebuild. From
 		// the other end, one event written by a wrong clock would hide all before it.
-		query = `SELECT coalesce((SELECT position FROM outbox WHERE created_at >= ? ORDER BY position LIMIT 1) - 1,
-			(SELECT max(position) FROM outbox), (SELECT pruned_through FROM outlog_meta))`
-		args = append(args, r.db.Now().Add(-r.opts.MaxAge).UnixMicro())
+		// What was never published is not too old, whatever the clock said of it.
+		query = `SELECT max(pruned_through, min(?2, coalesce((SELECT position FROM outbox WHERE created_at >= ?1 ORDER BY position LIMIT 1) - 1,
+			(SELECT max(position) FROM outbox), pruned_through))) FROM outlog_meta`
+		args = append(args, r.db.Now().Add(-r.opts.MaxAge).UnixMicro(), r.cursor.Position)
 	}
 	err := r.db.Reader().QueryRowContext(ctx, query, args...).Scan(&c.Position)
 	c.EventPosition = c.Position

@@ -281,21 +281,25 @@ func TestRebuildHonoursMaxAge(t *testing.T) {
 	r := &rig{t: t, dir: dir, db: db}
 	r.log, err = outbox.Open(t.Context(), db)
 	require.NoError(t, err)
+	r.startBroker()
+	defer func() { r.stop() }()
 	now = now.Add(-2 * time.Hour)
 	r.append(4)
+	r.relay(r.broker.Publisher(), relay.Options{MaxAge: time.Hour})
 	now = now.Add(2 * time.Hour)
 	r.append(1)
 	now = now.Add(-24 * time.Hour) // one event by a wrong clock
 	r.append(1)
 	now = now.Add(24 * time.Hour)
 	r.append(1)
+	r.stop()
+	require.NoError(t, os.RemoveAll(r.streamDir()))
 	r.startBroker()
-	defer r.stop()
 	r.relay(r.broker.Publisher(), relay.Options{MaxAge: time.Hour})
 	r.requireStream(4)
 	detail, err := relay.Checks[0].Run(t.Context(), db.Reader())
 	require.NoError(t, err, "what the new stream leaves out is neither lost nor forgotten")
-	require.Equal(t, "3 published, 0 parked, 0 pending", detail)
+	require.Equal(t, "7 published, 0 parked, 0 pending", detail) // four of them on the old stream
 }
 
 // TestFenced lets a second owner claim the cursor while the first has a window
