@@ -34,9 +34,8 @@ SELECT k.position FROM outlog_parked k WHERE k.consumer = 'relay' AND k.position
 	{"it is neither published, parked, discarded nor skipped although the relay is past it", `
 WITH seen (first, last) AS (SELECT first_position, last_position FROM outlog_publications UNION ALL SELECT ?1, ?1),
      gap (after, before) AS (SELECT max(last) OVER (ORDER BY first ROWS UNBOUNDED PRECEDING), lead(first, 1, ?2 + 1) OVER (ORDER BY first) FROM seen)
-SELECT o.position FROM gap JOIN outbox o ON o.position > gap.after AND o.position < gap.before
- WHERE o.position <= ?2
-   AND NOT EXISTS (SELECT 1 FROM outlog_parked k WHERE k.consumer = 'relay' AND k.event_id = o.event_id)
+SELECT o.position FROM gap JOIN outbox o ON o.position > gap.after AND o.position < min(gap.before, ?2 + 1)
+ WHERE NOT EXISTS (SELECT 1 FROM outlog_parked k WHERE k.consumer = 'relay' AND k.event_id = o.event_id)
    AND NOT EXISTS (SELECT 1 FROM outlog_attempts d WHERE d.consumer = 'relay' AND d.event_id = o.event_id AND d.outcome = 'discarded')
    AND NOT EXISTS (SELECT 1 FROM outlog_skips s WHERE s.consumer = 'relay' AND o.position > s.after_position AND o.position <= s.through_position)`},
 }
