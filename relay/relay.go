@@ -25,6 +25,7 @@ type Relay struct {
 	certain bool      // the stream ends at cursor; false after every doubt
 	sureAt  time.Time // when that was last seen
 	saver   *saver
+	next    nextPage  // read while its predecessor was published
 	outage  time.Time // since when the broker is unavailable, zero if it is not
 	failed  int       // tries since then
 
@@ -200,29 +201,11 @@ func (r *Relay) publishNext(ctx context.Context) (int, error) {
 	return len(page), nil
 }
 
-// readAhead reads what follows a full page while that is being published, so
-// that the next window finds it in memory. It returns how to wait for it.
-func (r *Relay) readAhead(ctx context.Context, page []outbox.Record) (wait func()) {
-	if len(page) < r.opts.WindowRows {
-		return func() {} // that was the end of the log
-	}
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		// An error comes again when the window is read.
-		_, _ = r.log.Follow(ctx, page[len(page)-1].Position, r.page())
-	})
-	return wg.Wait
-}
-
-func (r *Relay) page() outbox.Page {
-	return outbox.Page{Rows: r.opts.WindowRows, Bytes: r.opts.WindowBytes}
-}
-
 // nextWindow reads the page after the cursor and what of it is to be
 // published. The rest of it is parked when it returns.
 func (r *Relay) nextWindow(ctx context.Context) (page []outbox.Record, entries []entry, err error) {
 	for {
-		page, err = r.log.Follow(ctx, r.cursor.Position, r.page())
+		page, err = r.page(ctx)
 		if err != nil || len(page) == 0 {
 			return nil, nil, err
 		}
