@@ -45,15 +45,20 @@ func (r *Relay) claim(ctx context.Context) error {
 
 // guard fails with ErrFenced when another owner has taken over. Every write
 // transaction of the relay begins with it or with the cursor.
-func (r *Relay) guard(ctx context.Context, tx *store.Tx) error {
+func (r *Relay) guard(ctx context.Context, q querier) error {
 	var token int64
-	if err := tx.QueryRowContext(ctx, `SELECT token FROM outlog_relay WHERE name = 'main'`).Scan(&token); err != nil {
+	if err := q.QueryRowContext(ctx, `SELECT token FROM outlog_relay WHERE name = 'main'`).Scan(&token); err != nil {
 		return err
 	}
 	if token != r.token {
 		return ErrFenced
 	}
 	return nil
+}
+
+// querier is a transaction, or the database.
+type querier interface {
+	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
 }
 
 // change is what a transaction does besides moving the cursor.

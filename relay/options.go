@@ -39,6 +39,12 @@ type Options struct {
 	// MaxAge is how long the stream keeps messages; a rebuilt stream starts
 	// with the first event younger than that. 0: for ever.
 	MaxAge time.Duration
+	// External says that the stream lives on a server that is not ours alone. A
+	// missing or empty stream is still made anew, and a lost tail published
+	// again, but a stream that holds messages is never deleted: where that would
+	// be needed, the relay is held up by a *ForeignStreamError until a person has
+	// decided. Default: off, the stream is the relay's to delete.
+	External bool
 	// Logger receives the relay's messages. nil: none.
 	Logger *slog.Logger
 	// Failpoint, when set, is called at the named points of the loop; an error

@@ -84,3 +84,18 @@ type RefusedError struct {
 func (e *RefusedError) Error() string {
 	return fmt.Sprintf("message at position %d refused (code %d): %s", e.Position, e.Code, e.Reason)
 }
+
+// ForeignStreamError says that a stream that is not the relay's to delete would
+// have to be deleted, and what would be done.
+type ForeignStreamError struct {
+	Stream  string // its name
+	Reason  string // why stream and log cannot come together otherwise
+	Tail    Tail   // what the stream holds, and would lose
+	NextSeq uint64 // the first sequence of the new stream
+	After   int64  // the position after which the log would be published again
+}
+
+func (e *ForeignStreamError) Error() string {
+	return fmt.Sprintf("the external stream %s does not agree with the log: %s; its %d messages are not deleted without being told to: "+
+		"`outlog reconcile --dry-run` shows the plan", e.Stream, e.Reason, e.Tail.Msgs)
+}

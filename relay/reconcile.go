@@ -218,9 +218,13 @@ func (r *Relay) get(ctx context.Context, seq uint64) (*Message, error) {
 }
 
 // settle brings stream and cursor together. When it returns nil the stream
-// ends exactly at the cursor.
+// ends exactly at the cursor. An owner that was taken over touches nothing: it
+// would compare the stream with a cursor of long ago.
 func (r *Relay) settle(ctx context.Context) error {
 	for {
+		if err := r.guard(ctx, r.db.Reader()); err != nil {
+			return fmt.Errorf("look at the stream: %w", err)
+		}
 		o, err := r.observe(ctx)
 		if err != nil {
 			return fmt.Errorf("look at the stream: %w", err)
@@ -239,6 +243,9 @@ func (r *Relay) settle(ctx context.Context) error {
 			err = r.store(ctx, p.cursor, cutAfterSeq(p.cursor))
 		case rebuild:
 			if p.cursor, err = r.rebuildFrom(ctx, p.firstSeq); err == nil {
+				if r.opts.External && o.tail.Msgs > 0 {
+					return &ForeignStreamError{Stream: r.opts.Stream, Reason: p.reason, Tail: o.tail, NextSeq: p.firstSeq, After: p.cursor.Position}
+				}
 				if err = r.pub.Recreate(ctx, p.firstSeq); err == nil {
 					err = r.hook("relay.after-recreate")
 				}

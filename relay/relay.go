@@ -28,6 +28,7 @@ type Relay struct {
 	next    nextPage  // read while its predecessor was published
 	outage  time.Time // since when the broker is unavailable, zero if it is not
 	failed  int       // tries since then
+	foreign bool      // it was said that a person must decide
 
 	// About events that cannot be published; see park.go and refusal.go.
 	lookAt    time.Time  // when to look for parked events that are due
@@ -293,8 +294,14 @@ func (r *Relay) trouble(err error) time.Duration {
 		r.failed++
 		return 0 // reconcile at once, but not in a tight loop
 	}
-	if r.outage.IsZero() {
+	begins := r.outage.IsZero()
+	if begins {
 		r.outage = time.Now()
+	}
+	if _, foreign := errors.AsType[*ForeignStreamError](err); foreign && !r.foreign {
+		r.foreign = true
+		r.opts.Logger.Error("relay is held up until a person decides about the stream", "position", r.cursor.Position, "error", err)
+	} else if begins {
 		r.opts.Logger.Warn("relay is held up", "position", r.cursor.Position, "error", err)
 	}
 	r.update(func(s *Status) { s.OutageSince, s.LastError = r.outage, err.Error() })
@@ -309,7 +316,7 @@ func (r *Relay) recovered() {
 		return
 	}
 	r.opts.Logger.Info("relay goes on", "position", r.cursor.Position, "held_up_for", time.Since(r.outage).Round(time.Millisecond))
-	r.outage = time.Time{}
+	r.outage, r.foreign = time.Time{}, false
 	r.update(func(s *Status) { s.OutageSince, s.LastError = time.Time{}, "" })
 }
 
