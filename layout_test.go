@@ -15,10 +15,11 @@ import (
 // layers is the import rule: a package imports only packages of lines above
 // its own. A new package of the core is given its place here.
 var layers = [][]string{
+	{"internal/histogram"},
 	{"store", "internal/lock", "internal/failpoint", "internal/attempt", "internal/powercut"},
 	{"outbox"},
 	{"relay", "consumer", "internal/archive"},
-	{"broker", "internal/admin", "internal/metrics", "internal/retention"},
+	{"broker", "internal/admin", "internal/retention"},
 	{"node", "internal/web"},
 	{"outlogtest", "examples/orders"},
 	{"internal/cli", "internal/bench"},

@@ -38,8 +38,8 @@ var errChanged = errors.New("the consumer's state was changed")
 // progress is what a committed batch did.
 type progress struct {
 	state
-	rows      int // log rows the cursor passed
-	applied   int
+	rows      int       // log rows the cursor passed
+	applied   []int64   // the events applied: when they were appended, in microseconds
 	parked    int       // newly parked, for whatever reason
 	done      int       // events looked at, whatever became of them
 	failed    *item     // the event whose failure was recorded, if one was
@@ -399,7 +399,7 @@ func (b *run) handle(it *item) (applied bool, err error) {
 	if f := b.call(it); f != nil {
 		return false, f
 	}
-	b.progress.applied++
+	b.progress.applied = append(b.progress.applied, it.CreatedAt.UnixMicro())
 	return true, nil
 }
 
@@ -451,7 +451,9 @@ func (b *run) call(it *item) (f *failure) {
 			f = newFailure(it.EventID, err, "")
 		}
 		b.unwound = f
-		if d := time.Since(start); d > slowHandler {
+		d := time.Since(start)
+		b.c.handlers.Observe(int64(d))
+		if d > slowHandler {
 			b.c.opts.Logger.Warn("slow handler held up all writers", "consumer", b.c.opts.Name, "type", it.Type,
 				"event", it.EventID, "held", d.Round(time.Millisecond))
 		}

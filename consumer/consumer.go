@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"outlog/internal/attempt"
+	"outlog/internal/histogram"
 	"outlog/outbox"
 	"outlog/store"
 )
@@ -39,6 +40,8 @@ type Consumer struct {
 	effects    atomic.Pointer[effects] // of the current Run
 	pause      pauser
 	nudged     chan struct{} // capacity 1: look at the parked events
+	latency    *histogram.Histogram
+	handlers   *histogram.Histogram
 
 	mu     sync.Mutex
 	moved  chan struct{} // closed and replaced when the cursor moves
@@ -54,12 +57,17 @@ type Status struct {
 	PausedReason string
 	Applied      int64     // events applied by this process
 	Parked       int64     // events parked by this process
+	Failed       int64     // attempts that failed and were counted
+	Outages      int64     // those that a handler called an outage, and that were not
 	Strays       int64     // deliveries that are not in the log, ignored
 	SourceDown   bool      // the stream does not answer; the log is read instead
 	TroubleSince time.Time // of the database, zero if there is none
 	LastError    string    // of that trouble
 	Handling     string    // type and id of the event in a handler now, the longest there, "" if none
 	HandlingFor  time.Duration
+	// Latency is from append until the effect was stored, and Handlers the time
+	// spent in handlers, in seconds, of the events of this process.
+	Latency, Handlers histogram.Snapshot
 }
 
 // busy is the event in a handler.
@@ -86,7 +94,8 @@ func New(db *store.DB, log *outbox.Log, source Source, o Options) (*Consumer, er
 	if err != nil {
 		return nil, err
 	}
-	c := &Consumer{db: db, log: log, source: source, opts: o, routes: map[string]Route{}, moved: make(chan struct{}), nudged: make(chan struct{}, 1)}
+	c := &Consumer{db: db, log: log, source: source, opts: o, routes: map[string]Route{}, moved: make(chan struct{}), nudged: make(chan struct{}, 1),
+		latency: histogram.Durations(), handlers: histogram.Durations()}
 	c.pause.log, c.pause.name = o.Logger, o.Name
 	c.status.Name = o.Name
 	for _, r := range o.Routes {
@@ -104,6 +113,7 @@ func (c *Consumer) Status() Status {
 	s := c.status
 	c.mu.Unlock()
 	s.Strays = c.stray.Load()
+	s.Latency, s.Handlers = c.latency.Snapshot(), c.handlers.Snapshot()
 	s.PausedSince, s.PausedReason = c.pause.spell()
 	b := c.busy.Load()
 	if x := c.effects.Load(); b == nil && x != nil {
@@ -396,7 +406,11 @@ func (c *Consumer) committed(p progress) {
 	for _, it := range p.effects {
 		c.effects.Load().start(it)
 	}
-	if p.applied > 0 {
+	if len(p.applied) > 0 {
+		now := c.db.Now().UnixMicro()
+		for _, at := range p.applied {
+			c.latency.Observe((now - at) * int64(time.Microsecond))
+		}
 		c.pause.success()
 	}
 	if p.failed != nil {
@@ -421,8 +435,14 @@ func (c *Consumer) effectEnded(it *item, f *failure) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if f == nil {
+	switch {
+	case f == nil:
 		c.status.Applied++
+		c.latency.Observe(int64(c.db.Now().Sub(it.CreatedAt)))
+	case f.counts():
+		c.status.Failed++
+	default:
+		c.status.Outages++
 	}
 	close(c.moved)
 	c.moved = make(chan struct{})
@@ -457,8 +477,14 @@ func (c *Consumer) recovered(p progress) {
 		s.TroubleSince, s.LastError = time.Time{}, ""
 	}
 	s.Position, s.Paused = p.position, p.state.paused
-	s.Applied += int64(p.applied)
+	s.Applied += int64(len(p.applied))
 	s.Parked += int64(p.parked)
+	if p.failed != nil {
+		s.Failed++
+	}
+	if p.outage != nil {
+		s.Outages++
+	}
 	close(c.moved)
 	c.moved = make(chan struct{})
 }

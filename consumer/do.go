@@ -150,6 +150,8 @@ func (x *effects) call(e *effect) (f *failure) {
 	late := time.AfterFunc(c.opts.HandlerTimeout, func() { c.warnLate(&busy{eventType: e.Type, eventID: e.EventID}) })
 	defer late.Stop()
 	done := make(chan struct{})
+	start := time.Now()
+	defer func() { c.handlers.Observe(int64(time.Since(start))) }()
 	go func() {
 		returned := false
 		defer close(done)

@@ -187,12 +187,14 @@ func TestEffectFailuresAreRecorded(t *testing.T) {
 	p := &endpoint{answer: func(_ context.Context, e consumer.Event[string]) error { return trouble[e.AggregateID]() }}
 	o := doing(p)
 	o.MaxAttempts = 2
-	_, stop := r.run(down{}, o)
+	c, stop := r.run(down{}, o)
 	r.eventually("3", `SELECT count(*) FROM outlog_parked WHERE state = 'dead' AND attempts = 2`)
 	r.eventually("4", `SELECT count(*) FROM outlog_attempts WHERE stack <> '' AND (error LIKE '%with an error value%' OR error LIKE '%Goexit%')`)
 	r.eventually("blocked", `SELECT state FROM outlog_parked WHERE position = 4`)
 	stop()
 	require.Len(t, p.got, 6)
+	require.Equal(t, int64(6), c.Status().Failed)
+	require.Equal(t, uint64(6), c.Status().Handlers.Count)
 }
 
 // TestMixedRoutesKeepOrder: Apply and Do events of one aggregate wait for each

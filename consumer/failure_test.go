@@ -33,9 +33,12 @@ func TestFailuresAreRecorded(t *testing.T) {
 		return trouble[e.AggregateID]()
 	})
 	o.MaxAttempts = 2
-	_, stop := r.run(down{}, o)
+	c, stop := r.run(down{}, o)
 	r.eventually("3", `SELECT count(*) FROM outlog_parked WHERE state = 'dead' AND failed_at > 0 AND length(fingerprint) = 12`)
 	stop()
+	require.Equal(t, int64(6), c.Status().Failed)
+	require.Zero(t, c.Status().Latency.Count, "nothing was applied")
+	require.GreaterOrEqual(t, c.Status().Handlers.Count, uint64(6))
 	r.eventually("2 2 2", `SELECT group_concat(n, ' ') FROM (SELECT count(*) AS n FROM outlog_attempts WHERE outcome = 'failed' GROUP BY event_id)`)
 	r.eventually("4", `SELECT count(*) FROM outlog_attempts WHERE stack LIKE '%failure_test.go%' AND (error LIKE '%with an error value%' OR error LIKE '%Goexit%')`)
 	r.eventually("0", `SELECT count(*) FROM outlog_inbox`)
@@ -141,6 +144,9 @@ func TestOutageInTheMiddleOfABatch(t *testing.T) {
 		require.Equal(t, "a1 b1 c1 b2", r.effects("c"))
 		require.Zero(t, c.Status().PausedSince)
 		require.Less(t, calls, 300, "the pauses grow")
+		require.Equal(t, int64(calls), c.Status().Outages)
+		require.Equal(t, uint64(4), c.Status().Latency.Count)
+		require.Greater(t, c.Status().Latency.Sum, (2 * time.Hour).Seconds(), "two of them waited")
 	})
 }
 

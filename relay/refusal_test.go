@@ -51,6 +51,7 @@ func TestRefusedEventIsParked(t *testing.T) {
 	require.Equal(t, []string{"a/2 retrying 1", "a/3 blocked 0", "a/4 blocked 0"}, r.parked())
 	require.Equal(t, 3, re.Status().Parked)
 	require.EqualValues(t, 1, re.Status().Refused)
+	require.EqualValues(t, 4, re.Status().Latency.Count, "the events published")
 	require.Equal(t, 1, log.with("refused by the broker"))
 	require.Zero(t, log.with("held up"), "a refusal is no outage")
 

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"outlog/internal/histogram"
 	"outlog/outbox"
 	"outlog/store"
 )
@@ -39,7 +40,8 @@ type Relay struct {
 	unproved  int        // failures in a row that were not counted
 	draining  bool       // Run ends: nothing is tried again
 
-	status atomic.Pointer[Status]
+	status  atomic.Pointer[Status]
+	latency *histogram.Histogram
 }
 
 // Status is a relay's state, for people and metrics.
@@ -51,6 +53,9 @@ type Status struct {
 	Reconciled  int64     // how often stream and log had to be brought together
 	Parked      int       // events set aside, those that wait behind others included
 	Refused     int64     // attempts refused by the broker since New
+	// Latency is from append until the broker has acknowledged, in seconds, of
+	// the events published since New.
+	Latency histogram.Snapshot
 }
 
 // New returns a relay from log to pub. It does no I/O.
@@ -59,13 +64,17 @@ func New(db *store.DB, log *outbox.Log, pub Publisher, o Options) (*Relay, error
 	if err != nil {
 		return nil, err
 	}
-	r := &Relay{db: db, log: log, pub: pub, opts: o}
+	r := &Relay{db: db, log: log, pub: pub, opts: o, latency: histogram.Durations()}
 	r.status.Store(&Status{})
 	return r, nil
 }
 
 // Status returns the relay's state. Safe from any goroutine.
-func (r *Relay) Status() Status { return *r.status.Load() }
+func (r *Relay) Status() Status {
+	s := *r.status.Load()
+	s.Latency = r.latency.Snapshot()
+	return s
+}
 
 // Run publishes until ctx ends; then it publishes what is left of the log
 // within Options.DrainTimeout, stores the cursor and returns nil. It returns
@@ -242,6 +251,10 @@ func (r *Relay) append(ctx context.Context, events []entry) (int, error) {
 		prev = events[i].Position
 	}
 	n, err := r.pub.Append(ctx, r.cursor.StreamSeq, msgs)
+	now := r.db.Now()
+	for i := range events[:n] {
+		r.latency.Observe(int64(now.Sub(events[i].CreatedAt)))
+	}
 	if r.certain = err == nil; r.certain {
 		r.sureAt = time.Now()
 	}
@@ -327,7 +340,7 @@ func (r *Relay) setCursor(c Cursor) {
 
 // update changes the status. Only the goroutine in Run does.
 func (r *Relay) update(fn func(*Status)) {
-	s := r.Status()
+	s := *r.status.Load()
 	fn(&s)
 	r.status.Store(&s)
 }

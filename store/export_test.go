@@ -45,10 +45,3 @@ func TryPragma(ctx context.Context, path, name, value string) error {
 	}
 	return k.Close()
 }
-
-// Waiting is how many callers wait for their turn.
-func Waiting(db *DB) int {
-	db.writer.mu.Lock()
-	defer db.writer.mu.Unlock()
-	return len(db.writer.queue)
-}

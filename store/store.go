@@ -62,7 +62,7 @@ func Open(ctx context.Context, o Options) (*DB, error) {
 	db.reader = openPool(o, roleReader, o.Readers)
 	conn, err := db.wpool.Conn(ctx)
 	if err == nil {
-		db.writer = &writer{db: db, conn: conn, drained: make(chan struct{})}
+		db.writer = &writer{db: db, conn: conn, drained: make(chan struct{}), counts: newCounts()}
 		err = db.reader.PingContext(ctx)
 	}
 	if err != nil {
@@ -99,7 +99,7 @@ func OpenReader(ctx context.Context, path string, migrations ...Migrations) (*DB
 		return nil, err
 	}
 	db := &DB{opts: o, log: o.Logger, signal: newSignal(), reader: openPool(o, roleReader, 2)}
-	db.writer = &writer{db: db, closed: true, drained: make(chan struct{})}
+	db.writer = &writer{db: db, closed: true, drained: make(chan struct{}), counts: newCounts()}
 	if err := checkVersion(ctx, db.reader, o, true); err != nil {
 		return nil, errors.Join(err, db.reader.Close())
 	}

@@ -131,6 +131,11 @@ func TestSlowCallbackIsNamed(t *testing.T) {
 		require.NoError(t, db.Update(t.Context(), func(*store.Tx) error { time.Sleep(51 * time.Millisecond); return nil }))
 		require.Contains(t, out.String(), "callback=store_test.TestSlowCallbackIsNamed")
 		require.Contains(t, out.String(), "held=51ms")
+		require.Len(t, db.Stats().Slow, 1)
+		for name, times := range db.Stats().Slow {
+			require.Contains(t, name, "store_test.TestSlowCallbackIsNamed")
+			require.Equal(t, int64(1), times)
+		}
 	})
 }
 
@@ -248,7 +253,7 @@ func TestNobodyIsDurableInALazyGroup(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, "2", v)
 	})
-	require.Eventually(t, func() bool { return store.Waiting(db) == 1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return db.Stats().Waiting == 1 }, 10*time.Second, time.Millisecond)
 	close(release)
 	wg.Wait()
 	require.Equal(t, map[int]bool{1: true, 2: true}, stored(t, db))
@@ -293,7 +298,7 @@ func failureRunsTheGroupAgainOnce(t *testing.T) {
 				}
 			})
 			synctest.Wait()
-			require.Equal(t, i, store.Waiting(db))
+			require.Equal(t, i, db.Stats().Waiting)
 		}
 		close(grouped)
 		wg.Wait()

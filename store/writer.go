@@ -74,6 +74,7 @@ type writer struct {
 	holder       atomic.Pointer[hold]
 	lastOutsider atomic.Int64 // unix nanoseconds of the last foreign commit
 	commits      atomic.Int64 // commits of this writer
+	counts       *counts
 }
 
 // call is one Update.
@@ -243,7 +244,10 @@ func (w *writer) finish(tx *Tx, h *hold, savepoint bool, err error) error {
 	tx.revoke()
 	err = w.raw(func(k *conn) error { return k.leave(savepoint, err) })
 	w.holder.Store(nil)
-	if d := time.Since(h.since); d > slowHold {
+	d := time.Since(h.since)
+	w.counts.holds.Observe(int64(d))
+	if d > slowHold {
+		w.counts.slowHold(h.name())
 		w.db.log.Warn("slow Update callback held up all writers", "callback", h.name(), "held", d)
 	}
 	return err
@@ -355,6 +359,7 @@ func (w *writer) begin(lazy bool) error {
 		return k.begin()
 	})
 	if err != nil {
+		w.counts.failed.Add(1)
 		return fmt.Errorf("begin: %w", err)
 	}
 	w.open, w.lazy, w.began = true, lazy, time.Now()
@@ -376,6 +381,7 @@ func (w *writer) commit() {
 		w.rollback()
 		return
 	}
+	start := time.Now()
 	err := w.raw(func(k *conn) error {
 		if k.dead {
 			return k.aborted()
@@ -385,9 +391,12 @@ func (w *writer) commit() {
 	})
 	if err != nil {
 		err = fmt.Errorf("commit: %w", err)
+		w.counts.failed.Add(1)
 		w.rollback()
 	} else {
 		w.commits.Add(1)
+		w.counts.commits.Observe(int64(time.Since(start)))
+		w.counts.groups.Observe(int64(len(w.group)))
 		err = w.db.hook("store.after-commit")
 	}
 	appended := w.first != 0 && err == nil
