@@ -37,19 +37,19 @@ func perSecond(b *testing.B, n int) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// BenchmarkAppend and BenchmarkRawPublishAsync publish the same messages; the
-// second is plain PublishMsgAsync, with headers made beforehand and no expected
-// sequence.
+// BenchmarkAppend and BenchmarkRawPublishAsync publish the same messages, b.N of
+// them; the second is plain PublishMsgAsync, with headers made beforehand and no
+// expected sequence.
 func BenchmarkAppend(b *testing.B) {
 	_, p, _ := up(b, benchOptions(b))
 	msgs := benchMessages()
-	base := uint64(0)
-	for b.Loop() {
-		n, err := p.Append(b.Context(), base, msgs)
+	b.ResetTimer()
+	for base := 0; base < b.N; {
+		n, err := p.Append(b.Context(), uint64(base), msgs[:min(window, b.N-base)])
 		require.NoError(b, err)
-		base += uint64(n)
+		base += n
 	}
-	perSecond(b, int(base))
+	perSecond(b, b.N)
 }
 
 func BenchmarkRawPublishAsync(b *testing.B) {
@@ -61,12 +61,14 @@ func BenchmarkRawPublishAsync(b *testing.B) {
 		subject, h := newEncoder().encode(&m, "")
 		raw = append(raw, &nats.Msg{Subject: subject, Header: h, Data: m.Record.Payload})
 	}
-	sent := 0
-	futures := make([]jetstream.PubAckFuture, window)
-	for b.Loop() {
-		for i, m := range raw {
-			futures[i], err = l.js.PublishMsgAsync(m)
+	futures := make([]jetstream.PubAckFuture, 0, window)
+	b.ResetTimer()
+	for sent := 0; sent < b.N; sent += len(futures) {
+		futures = futures[:0]
+		for _, m := range raw[:min(window, b.N-sent)] {
+			f, err := l.js.PublishMsgAsync(m)
 			require.NoError(b, err)
+			futures = append(futures, f)
 		}
 		for _, f := range futures {
 			select {
@@ -75,9 +77,8 @@ func BenchmarkRawPublishAsync(b *testing.B) {
 				require.NoError(b, err)
 			}
 		}
-		sent += window
 	}
-	perSecond(b, sent)
+	perSecond(b, b.N)
 }
 
 // fill appends n messages.
