@@ -174,6 +174,14 @@ func TestDamagedStream(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "data")
 			require.NoError(t, os.CopyFS(dir, os.DirFS(whole)))
 			d.do(t, dir)
+			if d.name == "old block gone" { // what is left of the stream is sound
+				r := verifyStream(t, dir)
+				require.Len(t, r.Faults, 1, r.Detail)
+				f := r.Faults[0]
+				require.Equal(t, node.FaultHole, f.Kind)
+				require.Equal(t, []int64{int64(f.FirstSeq), int64(f.LastSeq)}, []int64{f.FirstPosition, f.LastPosition}, r.Detail)
+				require.EqualValues(t, f.LastSeq-f.FirstSeq+1, r.Found[node.FaultHole])
+			}
 			requireRepaired(t, dir, d.repair)
 			requireRepaired(t, dir, false) // it lasts
 		})

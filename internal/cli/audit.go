@@ -120,7 +120,7 @@ func audit(ctx context.Context, dir dataDir, list []order, gone []string) (v ver
 		if err != nil {
 			return err
 		}
-		v.checks = append(v.checks, stream)
+		v.checks = append(v.checks, stream.Result)
 		return v.judgeStream(ctx, f, n.Broker())
 	})
 	if err != nil {

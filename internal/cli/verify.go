@@ -7,6 +7,7 @@ import (
 
 	"outlog/examples/orders"
 	"outlog/internal/admin"
+	"outlog/node"
 	"outlog/store"
 )
 
@@ -14,29 +15,34 @@ type verifyCmd struct {
 	dataDir
 	jsonFlag
 	tokenFlag
-	NoStream bool `help:"Do not compare the stream with the log."`
+	Stream   bool `env:"-" xor:"stream" help:"Only compare the stream with the log."`
+	NoStream bool `xor:"stream" help:"Do not compare the stream with the log."`
 }
 
 // verifyDocument is what verify prints.
 type verifyDocument struct {
 	OK     bool           `json:"ok"`
-	Checks []store.Result `json:"checks"`
+	Checks []node.StreamResult `json:"checks"` // only the one of the stream names single faults
 }
 
 // Run runs all checks, also beside a running node, and fails when one does.
 func (c *verifyCmd) Run(ctx context.Context, out output) error {
-	checks, err := verifyDatabase(ctx, c.dataDir)
-	if err != nil {
-		return err
+	d := verifyDocument{OK: true}
+	if !c.Stream {
+		checks, err := verifyDatabase(ctx, c.dataDir)
+		if err != nil {
+			return err
+		}
+		d = newVerifyDocument(checks)
 	}
 	if !c.NoStream {
 		stream, err := verifyStream(ctx, c.dataDir, c.Token)
 		if err != nil {
-			return fmt.Errorf("compare the stream with the log: %w; --no-stream leaves it out", err)
+			return fmt.Errorf("compare the stream with the log: %w%s", err, map[bool]string{false: "; --no-stream leaves it out"}[c.Stream])
 		}
-		checks = append(checks, stream)
+		d.add(stream)
 	}
-	d := newVerifyDocument(checks)
+	var err error
 	if c.JSON {
 		err = writeJSON(out.Out, d)
 	} else {
@@ -49,11 +55,16 @@ func (c *verifyCmd) Run(ctx context.Context, out output) error {
 }
 
 func newVerifyDocument(checks []store.Result) verifyDocument {
-	d := verifyDocument{OK: true, Checks: checks}
+	d := verifyDocument{OK: true}
 	for _, r := range checks {
-		d.OK = d.OK && r.OK
+		d.add(node.StreamResult{Result: r})
 	}
 	return d
+}
+
+func (d *verifyDocument) add(r node.StreamResult) {
+	d.OK = d.OK && r.OK
+	d.Checks = append(d.Checks, r)
 }
 
 func (d verifyDocument) print(w io.Writer) error {
@@ -64,6 +75,9 @@ func (d verifyDocument) print(w io.Writer) error {
 			verdict = "FAILED"
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\n", verdict, r.Name, printable(r.Detail))
+		for _, f := range r.Faults {
+			fmt.Fprintf(t, "\t  %s\t%s\n", f.Kind, printable(f.Detail))
+		}
 	}
 	return t.Flush()
 }

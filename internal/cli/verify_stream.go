@@ -11,7 +11,6 @@ import (
 
 	"outlog/internal/lock"
 	"outlog/node"
-	"outlog/store"
 )
 
 const (
@@ -29,10 +28,10 @@ type tokenFlag struct {
 // verifyStream compares the stream with the log. The stream belongs to the
 // directory's owner: a running one is asked over HTTP; without one, this
 // process is the owner for a moment.
-func verifyStream(ctx context.Context, dir dataDir, token string) (store.Result, error) {
+func verifyStream(ctx context.Context, dir dataDir, token string) (node.StreamResult, error) {
 	owner, held, err := lock.Holder(dir.database())
 	if err != nil {
-		return store.Result{}, err
+		return node.StreamResult{}, err
 	}
 	if !held {
 		r, err := verifyStreamAsOwner(ctx, dir)
@@ -43,13 +42,13 @@ func verifyStream(ctx context.Context, dir dataDir, token string) (store.Result,
 		owner = taken.Owner
 	}
 	if owner.Address == "" {
-		return store.Result{}, fmt.Errorf("the owner of %s (pid %d) serves no HTTP to ask", dir.Dir, owner.PID)
+		return node.StreamResult{}, fmt.Errorf("the owner of %s (pid %d) serves no HTTP to ask", dir.Dir, owner.PID)
 	}
 	return askVerifyStream(ctx, owner.Address, token)
 }
 
 // verifyStreamAsOwner compares without a running node.
-func verifyStreamAsOwner(ctx context.Context, dir dataDir) (r store.Result, err error) {
+func verifyStreamAsOwner(ctx context.Context, dir dataDir) (r node.StreamResult, err error) {
 	err = withStream(ctx, dir, func(n *node.Node) error {
 		r, err = streamResult(ctx, n)
 		return err
@@ -58,7 +57,7 @@ func verifyStreamAsOwner(ctx context.Context, dir dataDir) (r store.Result, err 
 }
 
 // streamResult compares. A stream that cannot be read fails the check.
-func streamResult(ctx context.Context, n *node.Node) (store.Result, error) {
+func streamResult(ctx context.Context, n *node.Node) (node.StreamResult, error) {
 	r, err := n.VerifyStream(ctx)
 	if err != nil && ctx.Err() == nil {
 		r.OK, r.Detail, err = false, err.Error(), nil
@@ -89,7 +88,7 @@ func withStream(ctx context.Context, dir dataDir, fn func(*node.Node) error) (er
 }
 
 // askVerifyStream lets a running node compare.
-func askVerifyStream(ctx context.Context, address, token string) (r store.Result, err error) {
+func askVerifyStream(ctx context.Context, address, token string) (r node.StreamResult, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+verifyStreamPath, nil)
 	if err != nil {
 		return r, err
