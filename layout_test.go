@@ -16,13 +16,14 @@ import (
 // its own. A new package of the core is given its place here.
 var layers = [][]string{
 	{"internal/histogram"},
-	{"store", "internal/lock", "internal/failpoint", "internal/attempt", "internal/powercut"},
+	{"store", "internal/lock", "internal/failpoint", "internal/attempt", "internal/powercut", "internal/footprint"},
 	{"outbox"},
 	{"relay", "consumer", "internal/archive"},
 	{"broker", "internal/admin", "internal/retention"},
 	{"node", "internal/web"},
 	{"outlogtest", "examples/orders"},
-	{"internal/cli", "internal/bench"},
+	{"internal/bench"},
+	{"internal/cli"},
 	{""}, // main
 }
 

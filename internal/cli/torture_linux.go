@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -157,23 +156,4 @@ func replaceFiles(from, to string) error {
 		return err
 	}
 	return copyDir(from, to)
-}
-
-// residentBytes is the most memory that a process has had, 0 if it has ended.
-func residentBytes(pid int) int64 {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return 0
-	}
-	return highWater(text)
-}
-
-// highWater reads VmHWM out of what Linux says of a process.
-func highWater(status []byte) (size int64) {
-	for line := range bytes.Lines(status) {
-		if _, err := fmt.Sscanf(string(line), "VmHWM: %d kB", &size); err == nil {
-			return size << 10
-		}
-	}
-	return 0
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"sync/atomic"
 	"time"
+
+	"outlog/internal/footprint"
 )
 
 // memoryWatch looks at the memory of the service.
@@ -20,10 +22,10 @@ func (m *memoryWatch) watch(ctx context.Context, server *child, giveUp func(erro
 		if p == nil {
 			continue
 		}
-		now := residentBytes(p.cmd.Process.Pid)
-		m.most.Store(max(m.most.Load(), now))
-		if now > rssLimit {
-			giveUp(fmt.Errorf("the service has taken %d MiB of memory, more than %d", now>>20, rssLimit>>20))
+		now, _ := footprint.Of(p.cmd.Process.Pid) // nothing when it has just ended
+		m.most.Store(max(m.most.Load(), now.Peak))
+		if now.Peak > rssLimit {
+			giveUp(fmt.Errorf("the service has taken %d MiB of memory, more than %d", now.Peak>>20, rssLimit>>20))
 			return
 		}
 	}

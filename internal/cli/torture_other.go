@@ -18,6 +18,3 @@ func fillDiskImpossible() error { return errNoSmallDisk }
 func (t *torment) fillDisk(context.Context, *rand.Rand) error { return errNoSmallDisk }
 
 func (d *fullDisk) release(*torment) {}
-
-// residentBytes is 0 where it cannot be measured.
-func residentBytes(int) int64 { return 0 }
