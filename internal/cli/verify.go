@@ -21,7 +21,7 @@ type verifyCmd struct {
 
 // verifyDocument is what verify prints.
 type verifyDocument struct {
-	OK     bool           `json:"ok"`
+	OK     bool                `json:"ok"`
 	Checks []node.StreamResult `json:"checks"` // only the one of the stream names single faults
 }
 
